@@ -1,0 +1,192 @@
+"""What can go wrong, each with a stable id, and how a person is told.
+
+A :class:`Failure` is one finding: an id, a sentence, labelled fields, and what to do next. A
+:class:`PatchError` carries every failure of one operation, so that a person sees all of them at
+once. The ids are part of the public interface: they are never reused for something else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+class Outcome(enum.IntEnum):
+    """How a command ends: the exit status of ``python -m balance_patcher``."""
+
+    HOLDS = 0
+    BROKEN = 1
+    USAGE = 2
+    UNKNOWN = 3
+
+    @classmethod
+    def worst(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """The one outcome of several lanes: wrong usage, then broken, then unknown, then holds."""
+        rank = [cls.HOLDS, cls.UNKNOWN, cls.BROKEN, cls.USAGE]
+        return max(outcomes, key=rank.index, default=cls.HOLDS)
+
+
+_B, _U, _X = Outcome.BROKEN, Outcome.USAGE, Outcome.UNKNOWN
+
+#: Every id with its title and the outcome that it stands for.
+CATALOGUE: dict[str, tuple[str, Outcome]] = {
+    # declarations and usage
+    "BP001": ("bad pattern", _U),
+    "BP002": ("bad declaration", _U),
+    "BP003": ("unknown feature or target", _U),
+    "BP004": ("bad lane", _U),
+    "BP005": ("bad configuration file", _U),
+    # placing a delta
+    "BP101": ("anchor not found", _B),
+    "BP102": ("anchor matched more often than declared", _B),
+    "BP103": ("more than one variant matched", _B),
+    "BP104": ("target function not found", _B),
+    "BP105": ("target class not found", _B),
+    "BP106": ("target defined more than once", _B),
+    "BP107": ("target is decorated", _B),
+    "BP108": ("target is async", _B),
+    "BP109": ("target is a generator", _B),
+    "BP110": ("target module not found", _B),
+    "BP111": ("an edit changes nothing", _B),
+    "BP112": ("anchor has another operator", _B),
+    "BP113": ("anchor does something else", _B),
+    "BP114": ("anchor has a second effect", _B),
+    "BP115": ("anchor has an else branch", _B),
+    "BP116": ("anchor stands outside the target", _B),
+    "BP117": ("anchor stands in another place", _B),
+    "BP118": ("no order declared at one point", _B),
+    "BP119": ("two edits of one node", _B),
+    "BP120": ("call shape does not bind", _B),
+    "BP121": ("absorbed upstream", _B),
+    # invariants
+    "BP201": ("hook not called on every path", _B),
+    "BP202": ("hook called more than once on a path", _B),
+    "BP203": ("loop has another shape", _B),
+    "BP204": ("order of two steps is broken", _B),
+    "BP205": ("two places disagree", _B),
+    "BP206": ("condition has a side effect", _B),
+    "BP207": ("attribute is not set", _B),
+    # names and compilation
+    "BP301": ("name already in use", _B),
+    "BP302": ("name does not exist", _B),
+    "BP303": ("attribute does not exist", _B),
+    "BP304": ("target already captures __class__", _B),
+    "BP305": ("rewritten module does not compile", _B),
+    "BP306": ("compiled function not found", _B),
+    # splicing text
+    "BP401": ("anchor stands on its header's line", _B),
+    "BP402": ("anchor is joined by a semicolon", _B),
+    "BP403": ("anchor is an elif", _B),
+    "BP404": ("rewritten text fails its proof", _B),
+    # could not check
+    "BP501": ("package index cannot be reached", _X),
+    "BP502": ("version not found", _X),
+    "BP503": ("not a vLLM source", _X),
+    "BP504": ("archive is damaged", _X),
+    "BP505": ("file is too large", _X),
+    "BP506": ("git ref not found", _X),
+    "BP507": ("not a git repository", _X),
+    "BP508": ("source cannot be parsed", _X),
+    "BP509": ("pin cannot be proven", _X),
+    "BP510": ("lane is not the pinned one", _X),
+    "BP511": ("pinned lane is missing", _X),
+    "BP512": ("vLLM is not installed", _X),
+    "BP513": ("package is missing", _X),
+    "BP514": ("file cannot be read", _X),
+    "BP599": ("unexpected error", _X),
+    # proof against the running code
+    "BP601": ("text on disk is not the code in memory", _B),
+    "BP602": ("target is wrapped", _B),
+    "BP603": ("target was replaced", _B),
+    "BP604": ("running code cannot be proven", _X),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One finding.
+
+    Attributes:
+        code: A key of :data:`CATALOGUE`.
+        what: One sentence that follows the title.
+        fields: Labelled lines, in order: target, anchor, nearest, declared …
+        next: What to do now; always there.
+        file: The upstream or delta file that the finding is about, if there is one.
+        line: Its line, counted from 1.
+    """
+
+    code: str
+    what: str
+    next: str
+    fields: tuple[tuple[str, str], ...] = ()
+    file: str | None = None
+    line: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.code not in CATALOGUE:
+            raise KeyError(f"{self.code} is not in the catalogue")
+
+    @property
+    def title(self) -> str:
+        return CATALOGUE[self.code][0]
+
+    @property
+    def outcome(self) -> Outcome:
+        return CATALOGUE[self.code][1]
+
+    @property
+    def headline(self) -> str:
+        return f"{self.code} {self.title}: {self.what}"
+
+    def with_fields(self, *fields: tuple[str, str]) -> Failure:
+        """The same failure with more labelled lines, ahead of those it has."""
+        return replace(self, fields=fields + self.fields)
+
+    def __str__(self) -> str:
+        rows = [*self.fields, ("next", self.next)]
+        width = max(9, *(len(label) for label, _ in rows)) + 1
+        lines = [self.headline]
+        for label, value in rows:
+            first, *rest = value.split("\n")
+            lines.append(f"  {label:<{width}}{first}".rstrip())
+            lines += [f"  {'':<{width}}{more}".rstrip() for more in rest]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        """The failure for JSON: id, title, sentence, fields, next step, file and line."""
+        return {
+            "code": self.code,
+            "title": self.title,
+            "what": self.what,
+            "fields": dict(self.fields),
+            "next": self.next,
+            "file": self.file,
+            "line": self.line,
+        }
+
+
+class PatchError(Exception):
+    """One or more failures that stop what was asked for."""
+
+    def __init__(self, *failures: Failure) -> None:
+        if not failures:
+            raise ValueError("a PatchError needs at least one failure")
+        super().__init__("\n\n".join(str(failure) for failure in failures))
+        self.failures = failures
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.worst(failure.outcome for failure in self.failures)
+
+
+def refuse(
+    code: str,
+    what: str,
+    *fields: tuple[str, str],
+    next: str,  # noqa: A002 - the word that a person reads
+    file: str | None = None,
+    line: int | None = None,
+) -> PatchError:
+    """A :class:`PatchError` with one failure, to be raised by the caller."""
+    return PatchError(Failure(code, what, next, fields, file, line))
