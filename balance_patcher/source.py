@@ -7,10 +7,26 @@ A *source* is written ``installed``, ``pypi:DIST==VERSION``, ``wheel:PATH``, ``d
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import io
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
+
+from .errors import PatchError, refuse
 
 #: The largest file that is read from any source, in bytes.
 SIZE_LIMIT = 8 * 1024 * 1024
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+_LANE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?!=)(?P<spec>.+)")
+_PYPI = re.compile(r"(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
+FORMS = "installed, pypi:DIST==VERSION, wheel:PATH, dir:PATH or git:REPO@REF"
 
 
 class Source(Protocol):
@@ -36,3 +52,216 @@ class Source(Protocol):
 
     def commit(self) -> str | None:
         """The full or abbreviated hex commit that this source can prove by itself, if any."""
+
+
+@dataclass
+class DirSource:
+    """A tree on disk: a checkout, an unpacked wheel, a ``site-packages``."""
+
+    spec: str
+    root: Path
+
+    def read(self, path: str) -> bytes | None:
+        file = self.root / path
+        try:
+            if not file.is_file():
+                return None
+            size = file.stat().st_size
+            if size > SIZE_LIMIT:
+                raise refuse(
+                    "BP505", f"{file} has {size} bytes", ("limit", f"{SIZE_LIMIT} bytes"),
+                    next="check that this is the file you mean",
+                )  # fmt: skip
+            return file.read_bytes()
+        except OSError as error:
+            raise refuse("BP514", f"{file}: {error.strerror}", next="check the path and its rights") from error
+
+    def display(self, path: str) -> str:
+        return str(self.root / path)
+
+    def commit(self) -> str | None:
+        """The checked-out commit, if this is a git work tree whose ``vllm`` files are unchanged."""
+        if not (self.root / ".git").exists():
+            return None
+        from .gitrepo import clean_head
+
+        return clean_head(self.root, "vllm")
+
+
+class InstalledSource(DirSource):
+    """The vLLM that this Python would import; it is found, not imported."""
+
+    def __init__(self) -> None:
+        try:
+            spec = importlib.util.find_spec("vllm")
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            raise refuse(
+                "BP512", "this Python has no package `vllm`",
+                next="run it with the Python that has vLLM, or name another lane: " + FORMS,
+            )  # fmt: skip
+        super().__init__("installed", Path(next(iter(spec.submodule_search_locations))).parent)
+
+
+def open_source(spec: str) -> Source:
+    """The source that a text names.
+
+    Raises:
+        PatchError: BP004 for a text of none of the five forms; BP5xx when it cannot be opened.
+    """
+    form, _, rest = spec.partition(":")
+    if spec == "installed":
+        return InstalledSource()
+    if form == "pypi" and (match := _PYPI.fullmatch(rest)):
+        from .wheel import PypiSource
+
+        return PypiSource(spec, match["dist"], match["version"])
+    if form == "wheel" and rest:
+        from .wheel import WheelSource
+
+        return WheelSource(spec, Path(rest).expanduser())
+    if form == "dir" and rest:
+        root = Path(rest).expanduser()
+        if not root.is_dir():
+            raise refuse("BP514", f"{root} is no folder", next="give the folder that holds `vllm/`")
+        return DirSource(spec, root)
+    if form == "git" and "@" in rest:
+        from .gitrepo import GitSource
+
+        repo, _, ref = rest.rpartition("@")
+        return GitSource(spec, Path(repo).expanduser(), ref)
+    raise refuse("BP004", f"`{spec}` is no source", next=f"write {FORMS}")
+
+
+@dataclass(frozen=True)
+class LaneSpec:
+    """A lane as it is written: ``NAME=SOURCE``, or a source that is its own name."""
+
+    name: str
+    spec: str
+
+    @classmethod
+    def parse(cls, text: str) -> LaneSpec:
+        match = _LANE.fullmatch(text)
+        return cls(match["name"], match["spec"]) if match else cls(text, text)
+
+
+@dataclass(frozen=True)
+class ModuleText:
+    """One module of a source, as text; line ends are kept as they are.
+
+    Attributes:
+        module: Its dotted name.
+        path: Its path inside the distribution.
+        display: How to name the file to a person.
+        text: The decoded text, without a byte order mark.
+        encoding: What it was decoded with.
+        bom: Whether the file starts with a byte order mark.
+    """
+
+    module: str
+    path: str
+    display: str
+    text: str
+    encoding: str = "utf-8"
+    bom: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree.
+
+        Raises:
+            PatchError: BP508, if this Python cannot parse it.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(self.text)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            raise refuse(
+                "BP508", f"{self.display}:{line or '?'}: {error}",
+                next="use a Python that this vLLM supports (see its `Requires-Python`)", file=self.display, line=line,
+            ) from error  # fmt: skip
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The physical lines with their ends; ``\\n``, ``\\r\\n`` and ``\\r`` end a line, nothing else does."""
+        return _LINE.findall(self.text)
+
+    def encoded(self, text: str) -> bytes:
+        """Another text in this file's encoding and with its byte order mark."""
+        return (b"\xef\xbb\xbf" if self.bom else b"") + text.encode(self.encoding)
+
+
+def module_text(module: str, path: str, display: str, data: bytes) -> ModuleText:
+    """Decode a module by its coding cookie.
+
+    Raises:
+        PatchError: BP508, if the cookie is unknown or the bytes do not fit it.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        bom = encoding == "utf-8-sig"
+        encoding = "utf-8" if bom else encoding
+        text = data[3 * bom :].decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise refuse("BP508", f"{display}: {error}", next="check the file's encoding", file=display) from error
+    return ModuleText(module, path, display, text, encoding, bom)
+
+
+class Lane:
+    """One vLLM to look at: a name, a source, and the modules read from it so far."""
+
+    def __init__(self, name: str, source: Source) -> None:
+        self.name = name
+        self.source = source
+        self._modules: dict[str, ModuleText | None] = {}
+
+    def module(self, name: str) -> ModuleText | None:
+        """A module's text, or ``None`` if the source has no such module."""
+        if name not in self._modules:
+            self._modules[name] = self._read(name)
+        return self._modules[name]
+
+    def _read(self, name: str) -> ModuleText | None:
+        stem = name.replace(".", "/")
+        for path in (f"{stem}.py", f"{stem}/__init__.py"):
+            data = self.source.read(path)
+            if data is not None:
+                return module_text(name, path, self.source.display(path), data)
+        return None
+
+    def require_vllm(self) -> None:
+        """Refuse a source that holds no vLLM at all (BP503), as opposed to one that lacks a module."""
+        if not any(self.source.read(f"vllm/{name}.py") for name in ("__init__", "version", "_version")):
+            raise refuse(
+                "BP503", f"{self.source.spec} has no package `vllm`", next="name a source that holds `vllm/` at its top"
+            )
+
+    @cached_property
+    def _stamp(self) -> dict[str, str]:
+        text = self.module("vllm._version")
+        found: dict[str, str] = {}
+        if text is not None:
+            for node in text.tree.body:
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                    found |= {name: node.value.value for name in names if isinstance(node.value.value, str)}
+        return found
+
+    @property
+    def version(self) -> str | None:
+        """vLLM's version as its ``_version.py`` or the package index has it."""
+        return self._stamp.get("version") or getattr(self.source, "version", None)
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, full or abbreviated, that the git object or ``_version.py`` proves."""
+        try:
+            proven = self.source.commit()
+        except PatchError:
+            proven = None
+        stamped = self._stamp.get("commit_id") or self._stamp.get("__commit_id__")
+        return proven or (stamped.removeprefix("g") if stamped else None)

@@ -1,0 +1,417 @@
+"""What a file in ``deltas/`` is written in: anchors, edits, deltas and features.
+
+Everything here is a frozen declaration. It is checked when it is made, so a wrong declaration
+is an error at import (BP001, BP002) and never a patch that silently finds nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Union
+
+from .errors import PatchError, refuse
+from .pattern import Pattern, Template, compile_pattern
+
+#: In the text of a :class:`Prologue`: the target's own parameters, as call arguments.
+PARAMETERS = "PARAMETERS"
+
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A compound statement around the anchor that has a name of its own.
+
+    Attributes:
+        name: What edits call it: ``InsertBefore(..., at="loop")``.
+        pattern: A pattern; mostly a header, ``while $_``.
+        direct: The next level (or the anchor) stands directly in its body, with nothing between.
+    """
+
+    name: str
+    pattern: str
+    direct: bool = True
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A pattern and where it must stand; it is matched exactly once.
+
+    Attributes:
+        pattern: What to find, see :mod:`balance_patcher.pattern`.
+        inside: The levels around it, the outermost first.
+        after: A pattern that the statement directly before it matches.
+        before: A pattern that the statement directly after it matches.
+        allow: For a hole, the texts that it may be bound to.
+    """
+
+    pattern: str
+    inside: tuple[Level, ...] = ()
+    after: str | None = None
+    before: str | None = None
+    allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.allow:
+            if name not in self.holes:
+                raise _bad(f"`allow` names ${name}, which the anchor does not bind")
+        names = [level.name for level in self.inside]
+        if len(set(names)) < len(names) or "anchor" in names:
+            raise _bad("levels need names of their own, and `anchor` is taken")
+
+    @property
+    def compiled(self) -> Pattern:
+        return compile_pattern(self.pattern)
+
+    @property
+    def holes(self) -> frozenset[str]:
+        """Every name that a match binds."""
+        texts = [self.pattern, *(level.pattern for level in self.inside), self.after, self.before]
+        return frozenset().union(*(compile_pattern(text).holes for text in texts if text))
+
+    def __str__(self) -> str:
+        parts = [f"`{self.compiled}`"]
+        parts += [f"inside  `{compile_pattern(level.pattern)}`" for level in reversed(self.inside)]
+        if self.after:
+            parts.append(f"after  `{compile_pattern(self.after)}`")
+        if self.before:
+            parts.append(f"before  `{compile_pattern(self.before)}`")
+        return "  ".join(parts)
+
+
+@dataclass(frozen=True)
+class InsertBefore:
+    """Put statements before the anchor or before one of its levels."""
+
+    text: str
+    at: str = "anchor"
+
+
+@dataclass(frozen=True)
+class InsertAfter:
+    """Put statements after the anchor or after one of its levels."""
+
+    text: str
+    at: str = "anchor"
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Put statements in the anchor's place; its comments are kept above them."""
+
+    text: str
+    at: str = "anchor"
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """Put statements first in the function, after its docstring.
+
+    ``$$$PARAMETERS`` stands for upstream's own parameters, passed on as call arguments.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class AddParameter:
+    """Add a parameter that has a literal default, if the function has none of that name."""
+
+    name: str
+    default: str
+
+
+@dataclass(frozen=True)
+class CallThrough:
+    """Call upstream's function, then run ``then``, and return upstream's result unchanged.
+
+    If upstream raises, ``then`` does not run.
+    """
+
+    then: str
+
+
+Edit = Union[InsertBefore, InsertAfter, Replace, Prologue, AddParameter, CallThrough]
+TextEdit = Union[InsertBefore, InsertAfter, Replace]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One upstream shape of a delta; exactly one variant of a delta may match.
+
+    Attributes:
+        name: Short, for tables.
+        anchor: Where the edits go; ``None`` when they need only the function itself.
+        edits: What is done, in this order where two stand at one point.
+        exports: Texts that the feature's runtime class gets as methods, by name; holes are filled.
+        status: ``applied``; or ``absorbed`` and ``not-applicable``, which have no edits.
+        note: A sentence for the report.
+    """
+
+    name: str
+    anchor: Anchor | None = None
+    edits: tuple[Edit, ...] = ()
+    exports: Mapping[str, str] = field(default_factory=dict)
+    status: str = "applied"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in ("applied", "absorbed", "not-applicable"):
+            raise _bad(f"variant {self.name!r} has the unknown status {self.status!r}")
+        if (self.status == "applied") != bool(self.edits):
+            raise _bad(f"variant {self.name!r}: edits go with `applied`, and only with it")
+        if self.status != "applied" and self.anchor is None:
+            raise _bad(f"variant {self.name!r} has no anchor, so it would match everything")
+        known = (self.anchor.holes if self.anchor else frozenset()) | {PARAMETERS}
+        for text in [*map(edit_text, self.edits), *self.exports.values()]:
+            unknown = Template(text).holes - known
+            if unknown:
+                raise _bad(f"variant {self.name!r} uses ${sorted(unknown)[0]}, which its anchor does not bind")
+        levels = {"anchor", *(level.name for level in (self.anchor.inside if self.anchor else ()))}
+        for edit in self.edits:
+            if isinstance(edit, (InsertBefore, InsertAfter, Replace)) and (self.anchor is None or edit.at not in levels):
+                raise _bad(f"variant {self.name!r} edits at {edit.at!r}, which is no level of its anchor")
+            _check_text(edit)
+
+
+def edit_text(edit: Edit) -> str:
+    """The Python text of an edit, holes and all; empty for a parameter."""
+    if isinstance(edit, AddParameter):
+        return ""
+    return edit.then if isinstance(edit, CallThrough) else edit.text
+
+
+def _check_text(edit: Edit) -> None:
+    if isinstance(edit, AddParameter):
+        try:
+            ast.literal_eval(edit.default)
+        except (ValueError, SyntaxError):
+            raise _bad(f"the default of parameter {edit.name!r} is no literal: {edit.default}") from None
+        return
+    template = Template(edit_text(edit))
+    probe = template.fill({name: "probe" for name in template.holes} | _probe_operators(template))
+    try:
+        tree = ast.parse(probe)
+    except SyntaxError as error:
+        raise _bad(f"the text of an edit is not Python ({error.msg}):\n{template.text}") from None
+    if not tree.body or all(isinstance(node, ast.Pass) for node in tree.body):
+        raise refuse("BP111", "the edit's text does nothing", ("text", template.text), next="remove the edit")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            raise _bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            raise _bad("an edit must not declare global or nonlocal names")
+    marked = "\n".join(f"{line}  # mark" if line.strip() else line for line in probe.splitlines())
+    try:
+        same = ast.dump(ast.parse(marked)) == ast.dump(tree)
+    except SyntaxError:
+        same = False
+    if not same or "\\\n" in probe:
+        raise _bad("every line of an edit ends in a marker comment: no multi-line strings, no backslashes")
+
+
+def _probe_operators(template: Template) -> dict[str, ast.AST]:
+    from .pattern import scan
+
+    return {hole.name: ast.Eq() for hole in scan(template.text) if hole.kind == "op"}
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A named edit set on one target.
+
+    Attributes:
+        name: ``feature.what``, unique.
+        target: ``module:Qual.name`` of the upstream function.
+        why: Why it is needed, in a sentence or two.
+        upstream: The upstream change or code that it refers to.
+        remove_when: What must be true upstream so that it can go.
+        variants: One for each upstream shape.
+        after: Deltas that come before this one where both edit at one point.
+    """
+
+    name: str
+    target: str
+    why: str
+    upstream: str
+    remove_when: str
+    variants: tuple[Variant, ...]
+    after: tuple[str, ...] = ()
+    declared: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not _TARGET.fullmatch(self.target):
+            raise _bad(f"the target of {self.name!r} is not written `module:Qual.name`: {self.target!r}")
+        if not self.variants:
+            raise _bad(f"delta {self.name!r} has no variants")
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) < len(names):
+            raise _bad(f"delta {self.name!r} has two variants of one name")
+        for label in ("why", "upstream", "remove_when"):
+            if not getattr(self, label).strip():
+                raise _bad(f"delta {self.name!r} does not say `{label}`")
+        if not self.declared:
+            object.__setattr__(self, "declared", _where())
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def qualname(self) -> str:
+        return self.target.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class RuntimeClass:
+    """The subclass that carries a feature at run time.
+
+    Attributes:
+        name: Its name, ``BalanceScheduler``.
+        base: ``module:Class`` of upstream; rewritten methods of that class go on ours.
+        make: Called with upstream's live class; returns the new class, whose first base it is.
+        provides: The instance attributes that it brings, for the check of attribute names.
+    """
+
+    name: str
+    base: str
+    make: Callable[[type], type]
+    provides: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """A way in which a target must be callable: ``CallShape(TARGET, "throttle_prefills=True")``."""
+
+    target: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class CalledOnce:
+    """In each turn of the target's outermost loop the hook is called exactly once on every path that ends it.
+
+    Attributes:
+        target: The function that holds the loop.
+        call: A pattern of the call.
+        idle: A pattern of the statement whose ``continue`` may skip the call.
+    """
+
+    name: str
+    target: str
+    call: str
+    idle: str
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """In the target, ``first`` is executed on every path before ``then`` is."""
+
+    name: str
+    target: str
+    first: str
+    then: str
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The target assigns ``self.<attribute>``."""
+
+    name: str
+    target: str
+    attribute: str
+
+
+@dataclass(frozen=True)
+class Agree:
+    """In the rewritten target both patterns match exactly once and bind the named holes alike."""
+
+    name: str
+    target: str
+    one: str
+    other: str
+    holes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pure:
+    """What a delta bound to a hole has no effect of its own: no walrus, await, yield or foreign call."""
+
+    name: str
+    delta: str
+    hole: str
+    calls: tuple[str, ...] = ("len",)
+
+
+Invariant = Union[CalledOnce, Ordered, Sets, Agree, Pure]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """The deltas that only make sense together; all or nothing.
+
+    Attributes:
+        name: Short, for the command line.
+        summary: One sentence.
+        deltas: In declaration order.
+        runtime: The subclass that carries it, if it needs one.
+        invariants: What must hold upstream besides the anchors.
+        call_shapes: How the rewritten targets must be callable.
+    """
+
+    name: str
+    summary: str
+    deltas: tuple[Delta, ...]
+    runtime: RuntimeClass | None = None
+    invariants: tuple[Invariant, ...] = ()
+    call_shapes: tuple[CallShape, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [delta.name for delta in self.deltas]
+        if not names or len(set(names)) < len(names):
+            raise _bad(f"feature {self.name!r} needs deltas with names of their own")
+        known = set(names)
+        for invariant in self.invariants:
+            if isinstance(invariant, Pure) and invariant.delta not in known:
+                raise _bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of its deltas, each once, in order."""
+        return tuple(dict.fromkeys(delta.target for delta in self.deltas))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A module before and after one delta, for tests and for readers."""
+
+    delta: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A module on which one delta is refused, with the id of the refusal."""
+
+    delta: str
+    before: str
+    code: str
+
+
+def _where() -> str:
+    """``deltas/balance.py:41``: the line of the declaration that is being made."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename in (__file__, "<string>"):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+
+
+def _bad(what: str) -> PatchError:
+    return refuse("BP002", what, ("declared", _where()), next="mend the declaration; nothing was patched")

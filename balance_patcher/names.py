@@ -1,0 +1,265 @@
+"""Check every name and attribute that inserted code uses, before anything is compiled.
+
+A rename upstream must be refused here, not raise a NameError at the first request. New names may
+stand nowhere in the function's scopes or the module; all other names must exist; an attribute of
+``self`` must be set somewhere in the text of the class chain, or be brought by the feature.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import symtable
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .delta import CallThrough, RuntimeClass
+from .errors import Failure
+from .pattern import Template
+from .plan import Function, Placement, Plan, Step, Target, definitions, short
+from .source import Lane, ModuleText
+
+_PROBE = "__bp_probe"
+
+
+def check_names(plan: Plan) -> list[Failure]:
+    """Every name or attribute that is taken (BP301) or missing (BP302, BP303), or ``super`` misused (BP304)."""
+    failures: list[Failure] = []
+    for placement in plan.placements:
+        if placement.target is None or placement.status != "applied":
+            continue
+        scope = _Scope(placement.target)
+        chain = ClassChain(plan.lane, placement.target)
+        for step in placement.steps:
+            if step.text and step.template:
+                failures += _check(plan, placement, step, scope, chain)
+        for name, text in placement.exports.items():
+            failures += _check_export(plan, placement, name, text, scope, chain)
+    return failures
+
+
+def new_names(step: Step) -> set[str]:
+    """The names that an edit binds itself; what a hole binds is upstream's."""
+    template = Template(step.template)
+    tree = ast.parse(template.fill({hole: _PROBE for hole in template.holes}) if not _has_operator(template) else step.text)
+    return {name for name in _stored(tree) if name != _PROBE}
+
+
+def _has_operator(template: Template) -> bool:
+    return "<$" in template.text
+
+
+def _stored(tree: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield node.id
+        elif isinstance(node, (*Function, ast.ClassDef)):
+            yield node.name
+            continue
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        yield from _stored(node)
+
+
+def _loaded(tree: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The names that a text reads from outside itself."""
+    if isinstance(tree, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        bound = {n.id for g in tree.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        local = local | bound
+    elif isinstance(tree, ast.Lambda):
+        local = local | {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+    elif isinstance(tree, ast.Name) and isinstance(tree.ctx, ast.Load) and tree.id not in local:
+        yield tree.id
+    for node in ast.iter_child_nodes(tree):
+        yield from _loaded(node, local)
+
+
+@dataclass
+class _Scope:
+    """What names a target's function and module have."""
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        text = self.target.text
+        top = symtable.symtable(text.text, text.display, "exec")
+        self.module = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+        self.module |= {name for name in ("__name__", "__file__", "__doc__")}
+        self.table = _function_table(top, self.target)
+        self.local = {s.get_name() for s in self.table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
+        self.everywhere = set(_all_symbols(self.table))
+
+    def line_of(self, name: str) -> int:
+        for node in ast.walk(self.target.node):
+            if (isinstance(node, ast.Name) and node.id == name) or getattr(node, "arg", None) == name:
+                return node.lineno  # type: ignore[attr-defined, no-any-return]
+        for node in ast.walk(self.target.text.tree):
+            names = [node.id] if isinstance(node, ast.Name) else [getattr(node, "name", "")]
+            if name in names:
+                return node.lineno  # type: ignore[attr-defined, no-any-return]
+        return self.target.node.lineno
+
+
+def _function_table(top: symtable.SymbolTable, target: Target) -> symtable.SymbolTable:
+    table = top
+    for name in target.qualname.split("."):
+        found = [child for child in _children(table) if child.get_name() == name]
+        # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
+        table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
+    return table
+
+
+def _children(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    for child in table.get_children():
+        if "type param" in str(child.get_type()).lower():
+            yield from _children(child)
+        else:
+            yield child
+
+
+def _all_symbols(table: symtable.SymbolTable) -> Iterator[str]:
+    yield from (symbol.get_name() for symbol in table.get_symbols())
+    for child in table.get_children():
+        yield from _all_symbols(child)
+
+
+def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: ClassChain) -> Iterator[Failure]:
+    target = scope.target
+    fresh = new_names(step)
+    for name in sorted(fresh):
+        taken = "the function" if name in scope.everywhere else "the module" if name in scope.module else ""
+        if taken:
+            line = scope.line_of(name)
+            yield _failure(
+                "BP301", f"{name!r}, which delta {step.delta.name!r} puts in, is used in {taken}", target, placement, line,
+                f"rename it in {step.delta.declared}",
+            )  # fmt: skip
+    tree = ast.parse(step.text)
+    known = fresh | scope.local | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
+    yield from _unknown(tree, known, target, placement, step.text)
+    provided = _provided(plan, target)
+    yield from _attributes(tree, target, placement, chain, provided)
+    if "super" in set(_loaded(tree)) and not isinstance(step.edit, CallThrough):
+        used = {"__class__", "super"} & scope.everywhere
+        if used:
+            yield _failure(
+                "BP304", f"{target.qualname} uses {sorted(used)[0]} itself", target, placement, target.node.lineno,
+                "call the base class by name in the delta",
+            )  # fmt: skip
+
+
+def _bound_in_feature(plan: Plan, target: Target) -> set[str]:
+    """Names that other edits of the plan put into the same function, parameters among them."""
+    steps = plan.steps.get(target.name, [])
+    added = {step.edit.name for step in steps if hasattr(step.edit, "default") and hasattr(step.edit, "name")}
+    return added.union(*(new_names(step) for step in steps if step.template))
+
+
+def _check_export(
+    plan: Plan, placement: Placement, name: str, text: str, scope: _Scope, chain: ClassChain
+) -> Iterator[Failure]:
+    tree = ast.parse(text, mode="eval")
+    known = {"self"} | scope.module | set(dir(builtins))
+    label = f"export {name!r}: {text}"
+    yield from _unknown(tree, known, scope.target, placement, label)
+    yield from _attributes(tree, scope.target, placement, chain, _provided(plan, scope.target))
+
+
+def _unknown(tree: ast.AST, known: set[str], target: Target, placement: Placement, text: str) -> Iterator[Failure]:
+    for name in sorted(set(_loaded(tree)) - known):
+        yield _failure(
+            "BP302", f"{name!r}, which delta {placement.delta.name!r} uses, exists neither in {target.qualname} nor in the module",
+            target, placement, placement.line or target.node.lineno,
+            "find what upstream calls it now and change the delta", ("text", text),
+        )  # fmt: skip
+
+
+def _provided(plan: Plan, target: Target) -> frozenset[str]:
+    runtime: RuntimeClass | None = plan.feature.runtime
+    owner = target.name.rpartition(".")[0]
+    return runtime.provides if runtime is not None and runtime.base == owner else frozenset()
+
+
+def _attributes(
+    tree: ast.AST, target: Target, placement: Placement, chain: ClassChain, provided: frozenset[str]
+) -> Iterator[Failure]:
+    if target.owner is None:
+        return
+    names = {
+        node.attr for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }  # fmt: skip
+    for name in sorted(names - provided):
+        if not chain.has(name):
+            yield _failure(
+                "BP303", f"self.{name}, which delta {placement.delta.name!r} uses, is set nowhere in {chain.described}",
+                target, placement, placement.line or target.node.lineno, "find what upstream calls it now and change the delta",
+            )  # fmt: skip
+
+
+def _failure(
+    code: str, what: str, target: Target, placement: Placement, line: int, next_step: str, *rows: tuple[str, str]
+) -> Failure:
+    where = f"{target.name}   ({short(target.text.display)}:{line})"
+    return Failure(
+        code, what, next_step, (("target", where), *rows, ("declared", placement.delta.declared)), target.text.display, line
+    )
+
+
+class ClassChain:
+    """The attributes of a class and its bases, read from their text; bases are opened only when needed."""
+
+    def __init__(self, lane: Lane, target: Target) -> None:
+        self.lane = lane
+        self.seen: list[str] = []
+        self._queue: list[tuple[ModuleText, ast.ClassDef]] = [(target.text, target.owner)] if target.owner else []
+        self._names: set[str] = set()
+
+    @property
+    def described(self) -> str:
+        return ", ".join(self.seen) or "the class"
+
+    def has(self, name: str) -> bool:
+        """Whether the class, or a base that this lane holds, sets the attribute."""
+        while name not in self._names and self._queue:
+            text, node = self._queue.pop(0)
+            self.seen.append(node.name)
+            self._names |= set(class_attributes(node))
+            self._queue += [found for base in node.bases if (found := self._open(text, base))]
+        return name in self._names
+
+    def _open(self, text: ModuleText, base: ast.expr) -> tuple[ModuleText, ast.ClassDef] | None:
+        base = base.value if isinstance(base, ast.Subscript) else base
+        if not isinstance(base, ast.Name):
+            return None
+        for node in ast.walk(text.tree):
+            if isinstance(node, ast.ClassDef) and node.name == base.id:
+                return text, node
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module.startswith("vllm"):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == base.id:
+                        other = self.lane.module(node.module)
+                        found = [n for n in definitions(other.tree) if getattr(n, "name", "") == alias.name] if other else []
+                        if other and found and isinstance(found[0], ast.ClassDef):
+                            return other, found[0]
+        return None
+
+
+def class_attributes(node: ast.ClassDef) -> Iterator[str]:
+    """Names that a class body defines, and attributes that its methods set on their first parameter."""
+    yield from _stored(ast.Module([s for s in node.body], []))
+    for function in definitions(node):
+        if not isinstance(function, Function) or not function.args.args:
+            continue
+        first = function.args.args[0].arg
+        for inner in ast.walk(function):
+            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                if isinstance(inner.value, ast.Name) and inner.value.id == first:
+                    yield inner.attr

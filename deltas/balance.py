@@ -1,0 +1,321 @@
+"""Balance scheduling: a global admission gate for data-parallel serving.
+
+In a mixture-of-experts model under data parallelism every rank takes part in every step, so the
+slowest rank sets the pace. If any rank ran at its cap at the end of the last step, no rank admits
+a waiting request in this one; requests that run go on. (It is not "lagging ranks catch up".)
+
+Once per engine step, right after the ranks agree whether anybody still has work, each rank sends
+the count that upstream's own admission stop looks at; ``balance_queue`` holds one count a rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from balance_patcher.delta import (
+    AddParameter,
+    Agree,
+    Anchor,
+    CalledOnce,
+    CallShape,
+    CallThrough,
+    Delta,
+    Example,
+    Feature,
+    InsertAfter,
+    InsertBefore,
+    Level,
+    Ordered,
+    Prologue,
+    Pure,
+    Refusal,
+    Replace,
+    RuntimeClass,
+    Sets,
+    Variant,
+)
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+SCHEDULE = f"{SCHEDULER}.schedule"
+ENGINE = "vllm.v1.engine.core"
+
+# The loop that admits waiting requests. It stands directly in an `if`, so what is set before the
+# loop is set whenever the loop runs.
+WAITING_LOOP = (Level("waiting", "if $_"), Level("loop", "while $_"))
+
+
+# -- schedule() ------------------------------------------------------------------------------
+
+DISABLED_PATH = Delta(
+    name="balance.disabled-path",
+    target=SCHEDULE,
+    why="With balance off, upstream's own method runs, and the class costs one attribute test. "
+    "`throttle_prefills` is accepted on every lane, so that callers need not know the version.",
+    upstream="vllm/v1/core/sched/scheduler.py, Scheduler.schedule; the parameter came in 0.24.0",
+    remove_when="balance scheduling is an option of vLLM itself",
+    variants=(
+        Variant(
+            "early-return",
+            edits=(
+                AddParameter("throttle_prefills", default="False"),
+                Prologue(
+                    """
+                    if not self._balance_enabled:
+                        return super().schedule($$$PARAMETERS)
+                    """
+                ),
+            ),
+        ),
+    ),
+)
+
+# The counts change only in the gather, so the flag is well defined for the whole step; the cap and
+# the operator are those of upstream's own stop and follow it when it changes.
+GATE = (
+    InsertBefore(
+        "balance_flag = self._balance_enabled and max(t.item() for t in self.balance_queue) <$OP> self.$CAP", at="loop"
+    ),
+    InsertAfter(
+        """
+        if balance_flag:
+            break
+        """
+    ),
+)
+
+STOP = "if $COUNT <$OP> self.$CAP: break"
+
+ADMISSION_GATE = Delta(
+    name="balance.admission-gate",
+    target=SCHEDULE,
+    why="The gate itself: when any rank was at its cap at the end of the last step, nothing is admitted in this one.",
+    upstream="the WAITING loop's own admission stop, the lone `break` on the cap of running requests",
+    remove_when="upstream has a seam for the stop (`_should_stop_admitting_waiting`), or the gate itself",
+    after=("balance.disabled-path",),
+    variants=(
+        Variant(
+            "running cap",
+            Anchor(
+                "if len(self.running) <$OP> self.$CAP: break",
+                inside=WAITING_LOOP,
+                allow={"CAP": ("max_num_running_reqs",), "OP": ("==", ">=")},
+            ),
+            edits=GATE,
+            exports={"_balance_count": "len(self.running)", "_balance_cap": "self.$CAP"},
+            note="0.18 to 0.24: the stop counts the running requests",
+        ),
+        Variant(
+            "running cap, counted",
+            Anchor(
+                STOP,
+                inside=WAITING_LOOP,
+                after="$COUNT = $VALUE",
+                allow={"CAP": ("max_num_running_reqs",), "OP": ("==", ">=")},
+            ),
+            edits=GATE,
+            exports={"_balance_count": "$VALUE", "_balance_cap": "self.$CAP"},
+            note="0.25 to 0.30: paused streaming sessions are counted too",
+        ),
+        Variant(
+            "active cap, counted",
+            Anchor(
+                STOP,
+                inside=WAITING_LOOP,
+                after="$COUNT = $VALUE",
+                allow={"CAP": ("max_num_active_reqs",), "OP": ("==", ">=")},
+            ),
+            edits=GATE,
+            exports={"_balance_count": "$VALUE", "_balance_cap": "self.$CAP"},
+            note="from 0.31: upstream admits against a cap of its own, which may be lower",
+        ),
+    ),
+)
+
+EMPTY_QUEUE_GUARD = Delta(
+    name="balance.empty-queue-guard",
+    target=SCHEDULE,
+    why="A queue that turns out empty ends admission instead of stopping the engine.",
+    upstream="the assert after _select_waiting_queue_for_scheduling(); the method went in 0.31.0",
+    remove_when="the oldest supported vLLM is 0.31.0",
+    variants=(
+        Variant(
+            "assert",
+            Anchor(
+                "assert $QUEUE is not None",
+                inside=WAITING_LOOP,
+                after="$QUEUE = self._select_waiting_queue_for_scheduling()",
+            ),
+            edits=(
+                Replace(
+                    """
+                    if $QUEUE is None:
+                        break
+                    """
+                ),
+            ),
+        ),
+        Variant(
+            "break on an empty queue",
+            Anchor(
+                """
+                if not $QUEUE or $_: break
+                $COUNT = $_
+                if $COUNT <$OP> self.$CAP: break
+                $_ = $QUEUE.peek_request()
+                """,
+                inside=WAITING_LOOP,
+            ),
+            status="absorbed",
+            note="from 0.31: the loop looks for itself whether there is a request",
+        ),
+    ),
+)
+
+
+# -- the engine core -------------------------------------------------------------------------
+
+# After the synchronisation, because that is the one point of a step where every rank passes and
+# all agree. In schedule() a drained rank never arrives; in _process_engine_step the ranks do not
+# yet agree on running or idle. Both were tried, and hang.
+GATHER = Delta(
+    name="balance.gather",
+    target=f"{ENGINE}:DPEngineCoreProc._has_global_unfinished_reqs",
+    why="Each rank sends its count once per active step, to all ranks.",
+    upstream="vllm/v1/engine/core.py, the busy loop's own synchronisation of the ranks",
+    remove_when="balance scheduling is an option of vLLM itself",
+    variants=(
+        Variant("after the synchronisation", edits=(CallThrough("self.scheduler.balance_gather(self.dp_group)"),)),
+    ),
+)
+
+
+# -- the class that carries it ---------------------------------------------------------------
+
+
+def balance_requested(vllm_config: Any) -> bool:
+    """Whether the configuration asks for balance: the nested field, then the older one at the top.
+
+    Args:
+        vllm_config: A ``vllm.config.VllmConfig``.
+    """
+    extra = getattr(vllm_config, "additional_config", None)
+    if not isinstance(extra, dict):
+        return False
+    nested = extra.get("scheduler_config")
+    for place in (nested, extra):
+        if isinstance(place, dict) and "enable_balance_scheduling" in place:
+            return bool(place["enable_balance_scheduling"])
+    return False
+
+
+def balance_scheduler(upstream: type) -> type:
+    """``BalanceScheduler``, a subclass of the installed ``Scheduler``; ``schedule`` is added by the patcher.
+
+    Args:
+        upstream: ``vllm.v1.core.sched.scheduler.Scheduler`` as it is in this process.
+    """
+    import torch
+    import torch.distributed as dist
+
+    class BalanceScheduler(upstream):  # type: ignore[misc]
+        """vLLM's scheduler with a global admission gate.
+
+        Attributes:
+            balance_queue: One count per data-parallel rank, each an int tensor of shape ``(1,)`` on the
+                CPU: the running requests at the end of the last step. Only there when balance is on.
+        """
+
+        _balance_enabled = False
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            bound = inspect.signature(super().__init__).bind(*args, **kwargs)
+            vllm_config = bound.arguments["vllm_config"]
+            self._balance_enabled = balance_requested(vllm_config)
+            if self._balance_enabled:
+                self._balance_reset(vllm_config.parallel_config.data_parallel_size)
+
+        def _balance_reset(self, ranks: int) -> None:
+            self.balance_queue = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
+
+        def balance_gather(self, dp_group: Any = None) -> None:
+            """Send this rank's count to all ranks and take theirs: one ``all_gather``.
+
+            The queue follows the group's size, which elastic scaling changes. After a failed gather
+            all counts are zero, so that nothing is frozen by what was true before.
+
+            Args:
+                dp_group: The data-parallel process group; without one, ``self.dp_group``.
+
+            Raises:
+                ValueError: If there is no group.
+            """
+            if not self._balance_enabled:
+                return
+            group = dp_group if dp_group is not None else getattr(self, "dp_group", None)
+            if group is None:
+                raise ValueError("balance_gather needs the data-parallel group: pass it, or set `dp_group`")
+            if len(self.balance_queue) != group.size():
+                self._balance_reset(group.size())
+            count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
+            try:
+                dist.all_gather(self.balance_queue, count, group=group)
+            except BaseException:
+                self._balance_reset(group.size())
+                raise
+
+    init = BalanceScheduler.__init__
+    init.__signature__ = inspect.signature(upstream.__init__)  # type: ignore[attr-defined, misc]
+    return BalanceScheduler
+
+
+FEATURE = Feature(
+    name="balance",
+    summary="Global admission gate for data-parallel serving: if any rank is at its cap, no rank admits.",
+    deltas=(DISABLED_PATH, ADMISSION_GATE, EMPTY_QUEUE_GUARD, GATHER),
+    runtime=RuntimeClass(
+        "BalanceScheduler",
+        base=SCHEDULER,
+        make=balance_scheduler,
+        provides=frozenset({"_balance_enabled", "balance_queue"}),
+    ),
+    invariants=(
+        CalledOnce(
+            "the busy loop calls the hook once on every path",
+            target=f"{ENGINE}:DPEngineCoreProc.run_busy_loop",
+            call="self._has_global_unfinished_reqs($$$_)",
+            idle="if not $_ and not self.engines_running: continue",
+        ),
+        Ordered(
+            "the data-parallel group is set up before the scheduler",
+            target=f"{ENGINE}:EngineCoreProc.__init__",
+            first="self._init_data_parallel($$$_)",
+            then="super().__init__($$$_)",
+        ),
+        Sets(
+            "the data-parallel group is an attribute of the engine core",
+            target=f"{ENGINE}:DPEngineCoreProc._init_data_parallel",
+            attribute="dp_group",
+        ),
+        Sets(
+            "the scheduler is an attribute of the engine core",
+            target=f"{ENGINE}:EngineCore.__init__",
+            attribute="scheduler",
+        ),
+        Agree(
+            "the gate compares as upstream's own stop does",
+            target=SCHEDULE,
+            one="balance_flag = $_ and max($_) <$OP> self.$CAP",
+            other="if $COUNT <$OP> self.$CAP: break",
+            holes=("OP", "CAP"),
+        ),
+        Pure("the stop only counts", delta="balance.admission-gate", hole="COUNT"),
+        Pure("what is counted is only read", delta="balance.admission-gate", hole="VALUE"),
+    ),
+    call_shapes=(
+        CallShape(SCHEDULE, ""),
+        CallShape(SCHEDULE, "True"),
+        CallShape(SCHEDULE, "throttle_prefills=True"),
+    ),
+)
