@@ -17,7 +17,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from .delta import AddParameter, CallThrough, Feature, RuntimeClass
-from .errors import Outcome, PatchError, refuse
+from .errors import PatchError, refuse
 from .invariants import check_invariants
 from .names import check_names
 from .pattern import render_bound
@@ -265,7 +265,7 @@ def show(filename: str, text: str) -> None:
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
-def call_shapes(target: Target, added: list[str] | None = None) -> inspect.Signature:
+def signature_of(target: Target) -> inspect.Signature:
     """The signature of a target as its text has it, for binding without importing."""
     arguments = target.node.args
     kinds = inspect.Parameter
@@ -282,6 +282,3 @@ def call_shapes(target: Target, added: list[str] | None = None) -> inspect.Signa
     if arguments.kwarg:
         parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
     return inspect.Signature(parameters)
-
-
-__all__ = ["Built", "Compiled", "Outcome", "build", "call_shapes", "compile_plan", "show", "through_text"]

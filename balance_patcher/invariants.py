@@ -28,14 +28,22 @@ class Finding:
     failures: tuple[Failure, ...] = ()
 
 
-def check_invariants(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Finding]:
-    """Every invariant of the plan's feature, in declared order."""
+def check_invariants(plan: Plan, rewrites: dict[str, Rewrite] | None) -> list[Finding]:
+    """Every invariant of the plan's feature, in declared order.
+
+    Args:
+        plan: The placed feature.
+        rewrites: The rewritten modules; ``None`` when the feature could not be placed, which leaves the
+            invariants of the rewritten text ``unknown``.
+    """
     return [_check(invariant, plan, rewrites) for invariant in plan.feature.invariants]
 
 
-def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite]) -> Finding:
+def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None) -> Finding:
+    if rewrites is None and isinstance(invariant, (Agree, Pure)):
+        return Finding(invariant.name, "unknown", "the feature could not be placed")
     try:
-        detail = _KINDS[type(invariant)](invariant, plan, rewrites)
+        detail = _KINDS[type(invariant)](invariant, plan, rewrites or {})
     except PatchError as error:
         status = "broken" if error.outcome is Outcome.BROKEN else "unknown"
         return Finding(invariant.name, status, error.failures[0].headline, error.failures)
@@ -258,9 +266,6 @@ def _agree(invariant: Agree, plan: Plan, rewrites: dict[str, Rewrite]) -> str:
 def _pure(invariant: Pure, plan: Plan, _: dict[str, Rewrite]) -> str:
     placement = plan.placement(invariant.delta)
     if placement.target is None or invariant.hole not in placement.bound:
-        first = placement.failures[0] if placement.failures else None
-        if first is not None:
-            raise PatchError(first)
         return f"nothing is bound to ${invariant.hole} here"
     value = placement.bound[invariant.hole]
     if not isinstance(value, ast.AST):

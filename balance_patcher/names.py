@@ -20,6 +20,7 @@ from .plan import Function, Placement, Plan, Step, Target, definitions, short
 from .source import Lane, ModuleText
 
 _PROBE = "__bp_probe"
+_DEFINITIONS = (*Function, ast.ClassDef)
 
 
 def check_names(plan: Plan) -> list[Failure]:
@@ -89,7 +90,7 @@ class _Scope:
 
     def __post_init__(self) -> None:
         text = self.target.text
-        top = symtable.symtable(text.text, text.display, "exec")
+        top = text.symbols
         self.module = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
         self.module |= {name for name in ("__name__", "__file__", "__doc__")}
         self.table = _function_table(top, self.target)
@@ -218,22 +219,29 @@ class ClassChain:
 
     def __init__(self, lane: Lane, target: Target) -> None:
         self.lane = lane
-        self.seen: list[str] = []
-        self._queue: list[tuple[ModuleText, ast.ClassDef]] = [(target.text, target.owner)] if target.owner else []
-        self._names: set[str] = set()
+        self._classes: list[tuple[ModuleText, ast.ClassDef]] = [(target.text, target.owner)] if target.owner else []
+        self._opened = 0
 
     @property
     def described(self) -> str:
-        return ", ".join(self.seen) or "the class"
+        return ", ".join(node.name for _, node in self._classes) or "the class"
 
     def has(self, name: str) -> bool:
         """Whether the class, or a base that this lane holds, sets the attribute."""
-        while name not in self._names and self._queue:
-            text, node = self._queue.pop(0)
-            self.seen.append(node.name)
-            self._names |= set(class_attributes(node))
-            self._queue += [found for base in node.bases if (found := self._open(text, base))]
-        return name in self._names
+        at = 0
+        while at < len(self._classes):
+            text, node = self._classes[at]
+            if sets_attribute(text, node, name):
+                return True
+            at += 1
+            if at == len(self._classes):
+                self._extend()
+        return False
+
+    def _extend(self) -> None:
+        """Open the bases of the classes that were opened last."""
+        fresh, self._opened = self._classes[self._opened :], len(self._classes)
+        self._classes += [found for text, node in fresh for base in node.bases if (found := self._open(text, base))]
 
     def _open(self, text: ModuleText, base: ast.expr) -> tuple[ModuleText, ast.ClassDef] | None:
         base = base.value if isinstance(base, ast.Subscript) else base
@@ -252,14 +260,20 @@ class ClassChain:
         return None
 
 
-def class_attributes(node: ast.ClassDef) -> Iterator[str]:
-    """Names that a class body defines, and attributes that its methods set on their first parameter."""
-    yield from _stored(ast.Module([s for s in node.body], []))
+def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
+    """Whether a class body defines a name, or a method sets that attribute on its first parameter."""
+    if name in _stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
+        return True
+    mentioned = [at for at, line in enumerate(text.lines, 1) if name in line]
     for function in definitions(node):
-        if not isinstance(function, Function) or not function.args.args:
+        if getattr(function, "name", "") == name:
+            return True
+        end = function.end_lineno or 0  # type: ignore[attr-defined]
+        if not isinstance(function, Function) or not any(function.lineno <= at <= end for at in mentioned):
             continue
-        first = function.args.args[0].arg
+        first = function.args.args[0].arg if function.args.args else ""
         for inner in ast.walk(function):
-            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            if isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store):
                 if isinstance(inner.value, ast.Name) and inner.value.id == first:
-                    yield inner.attr
+                    return True
+    return False

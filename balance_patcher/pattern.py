@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Union
@@ -458,14 +458,6 @@ class Template:
             return text
 
         return _fill(self.text, scan(self.text), put)
-
-
-def walk_suites(root: ast.AST) -> Iterator[tuple[ast.AST, str, list[ast.stmt]]]:
-    """Every suite below a node as ``(parent, field, statements)``, nested functions included."""
-    for node in ast.walk(root):
-        for field, value in ast.iter_fields(node):
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                yield node, field, value
 
 
 def _weight(node: ast.AST, *, header: bool = False) -> int:

@@ -27,7 +27,7 @@ from .delta import (
     edit_text,
 )
 from .errors import Failure, Outcome, PatchError
-from .pattern import Bindings, Bound, Mismatch, Pattern, Template, compile_pattern, walk_suites
+from .pattern import Bindings, Bound, Mismatch, Pattern, Template, compile_pattern
 from .source import Lane, ModuleText
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -58,12 +58,25 @@ class Target:
 
     @cached_property
     def places(self) -> dict[int, tuple[ast.AST, str, list[ast.stmt], int]]:
-        """For each statement of the function, by id: parent, field, suite, index."""
-        return {
-            id(statement): (parent, name, suite, at)
-            for parent, name, suite in walk_suites(self.node)
-            for at, statement in enumerate(suite)
-        }
+        """For each statement of the function, by id: parent, field, suite, index; in the order of the text.
+
+        Statements of nested functions and classes are left out.
+        """
+        found: dict[int, tuple[ast.AST, str, list[ast.stmt], int]] = {}
+        parents: list[ast.AST] = [self.node]
+        while parents:
+            parent = parents.pop()
+            for name, suite in suites_of(parent):
+                for at, statement in enumerate(suite):
+                    found[id(statement)] = (parent, name, suite, at)
+                    if not isinstance(statement, _SCOPES):
+                        parents.append(statement)
+        return dict(sorted(found.items(), key=lambda item: _position(item[1])))
+
+    @cached_property
+    def unusable(self) -> Failure | None:
+        """Why this function cannot be a target (BP107–BP109), if it cannot."""
+        return _unusable(self)
 
     def ancestors(self, statement: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
         """The compound statements around one, the nearest first, each with the field it stands in."""
@@ -286,6 +299,22 @@ def _unusable(target: Target) -> Failure | None:
     )  # fmt: skip
 
 
+def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """The suites directly below a statement, each with its field; those of handlers and cases among them."""
+    for name in ("body", "orelse", "finalbody"):
+        suite = getattr(statement, name, None)
+        if isinstance(suite, list) and suite:
+            yield name, suite
+    for name in ("handlers", "cases"):
+        for part in getattr(statement, name, ()):
+            yield name, part.body
+
+
+def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
+    statement = place[2][place[3]]
+    return statement.lineno, statement.col_offset
+
+
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """Every node of a function but those of nested functions, classes and lambdas."""
     for child in ast.iter_child_nodes(function):
@@ -298,46 +327,49 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]]:
-    """All places of an anchor in a target, and the candidates that come near."""
+    """All places of an anchor in a target, and, where it is not found once, the candidates that come near."""
     matches: list[Match] = []
     misses: list[Miss] = []
     pattern = anchor.compiled
     for node, statements in _candidates(target, pattern):
         result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
         if isinstance(result, Mismatch):
-            score = pattern.similarity(node, anchor.allow)
-            if score >= _NEAR:
-                misses.append(Miss(node, _code_of(result), str(result), score))
             continue
         placed = _inside(target, anchor, statements, result)
         if isinstance(placed, str):
             misses.append(Miss(node, "BP117", placed, 2.0))
         else:
             matches.append(Match(tuple(statements), placed[0], placed[1], node))
-    if len(matches) != 1:
-        return matches, misses
-    beside = _beside(target, anchor, matches[0])
-    if isinstance(beside, str):
+    if len(matches) == 1:
+        beside = _beside(target, anchor, matches[0])
+        if not isinstance(beside, str):
+            return [beside], misses
         return [], [*misses, Miss(matches[0].node, "BP117", beside, 3.0)]
-    return [beside], misses
+    return matches, misses if matches else [*misses, *_near_misses(target, anchor)]
+
+
+def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
+    pattern = anchor.compiled
+    found = []
+    for node, statements in _candidates(target, pattern):
+        score = pattern.similarity(node, anchor.allow)
+        if score >= _NEAR:
+            result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
+            if isinstance(result, Mismatch):
+                found.append(Miss(node, _code_of(result), str(result), score))
+    return found
 
 
 def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     if pattern.kind == "expression":
         yield from _expressions(target.node)
         return
-    inner = [node for node in own_nodes(target.node) if isinstance(node, _SCOPES)]
-    foreign = {id(statement) for node in inner for statement in ast.walk(node) if statement is not node}
-    for _, _, suite in walk_suites(target.node):
-        if suite and id(suite[0]) in foreign:
-            continue
-        for at, statement in enumerate(suite):
-            if pattern.kind != "statements":
-                yield statement, [statement]
-                continue
-            run = suite[at : at + len(pattern.nodes)]
-            if len(run) == len(pattern.nodes):
-                yield statement, run
+    size = len(pattern.nodes) if pattern.kind == "statements" else 1
+    kind = type(pattern.nodes[0])
+    for _, _, suite, at in target.places.values():
+        statement = suite[at]
+        if at + size <= len(suite) and (type(statement) is kind or kind is ast.Expr):
+            yield statement, suite[at : at + size]
 
 
 def _expressions(function: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
@@ -407,9 +439,8 @@ def _beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
 def _place(delta: Delta, target: Target | Failure) -> Placement:
     if isinstance(target, Failure):
         return Placement(delta, "failed", failures=[_name(delta, target)])
-    unusable = _unusable(target)
-    if unusable is not None:
-        return Placement(delta, "failed", target=target, line=target.node.lineno, failures=[_name(delta, unusable)])
+    if target.unusable is not None:
+        return Placement(delta, "failed", target=target, line=target.node.lineno, failures=[_name(delta, target.unusable)])
     found: list[tuple[Variant, Match | None]] = []
     often: list[tuple[Variant, list[Match]]] = []
     misses: list[tuple[Variant, Miss]] = []

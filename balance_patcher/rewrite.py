@@ -9,14 +9,14 @@ the edits made on the tree.
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .delta import AddParameter, CallThrough, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import PatchError, refuse
-from .plan import FunctionNode, Plan, Step, Target, docstring_length, find_target, in_order
+from .pattern import same
+from .plan import Plan, Step, Target, docstring_length, find_target, in_order
 from .source import Lane, ModuleText
 
 MARK = "  # bp: "
@@ -339,35 +339,38 @@ def _refusal(code: str, target: Target, step: Step, statement: ast.stmt) -> Patc
 
 
 def _prove(plan: Plan, result: Rewrite) -> None:
-    """Unchanged outside the targets, tree equal to the edited tree, and reversible (else BP404)."""
+    """Unchanged outside the targets, trees equal to the edited trees, and reversible (else BP404)."""
     module = result.original.module
     new = ModuleText(module, result.original.path, result.filename, result.text)
-    lane = _OneModule(new)
     try:
         _ = new.tree
     except PatchError as error:
         raise _unproven(result, f"it does not parse: {error.failures[0].what}") from error
-    expected = _edited_tree(plan, result)
-    if ast.dump(new.tree) != ast.dump(expected):
-        raise _unproven(result, "its tree is not the edited tree")
     for name in plan.steps:
         if name.partition(":")[0] == module:
-            found = find_target(lane, name)
+            found = find_target(_OneModule(new), name)
             if not isinstance(found, Target):
                 raise _unproven(result, f"{name} is not found in it")
             result.targets[name] = found
+    for name, found in result.targets.items():
+        if not _equals_edited(plan, name, found):
+            raise _unproven(result, f"the tree of {name} is not the edited tree")
     _prove_outside(result, [(plan.target(name), target) for name, target in result.targets.items()])
     if take_out(result) != result.original.text:
         raise _unproven(result, "taking the deltas out does not give upstream's text back")
 
 
 def _prove_outside(result: Rewrite, targets: Sequence[tuple[Target, Target]]) -> None:
-    """Lines before the first and after the last rewritten function are upstream's."""
+    """Lines before, between and after the rewritten functions are upstream's."""
     old, new = result.original.lines, ModuleText("", "", "", result.text).lines
-    first = min(_first_line(before.node) for before, _ in targets) - 1
-    tail = new[max(after.node.end_lineno or 0 for _, after in targets) :]
-    if old[:first] != new[:first] or (tail and old[-len(tail) :] != tail):
-        raise _unproven(result, "text outside the function changed")
+    done_old = done_new = 0
+    for before, after in sorted(targets, key=lambda pair: pair[0].node.lineno):
+        if old[done_old : _first_line(before.node) - 1] != new[done_new : _first_line(after.node) - 1]:
+            raise _unproven(result, f"text before {before.qualname} changed")
+        done_old, done_new = before.node.end_lineno or 0, after.node.end_lineno or 0
+    tail = new[done_new:]
+    if tail and old[-len(tail) :] != tail:
+        raise _unproven(result, "text after the last function changed")
 
 
 class _OneModule(Lane):
@@ -378,29 +381,29 @@ class _OneModule(Lane):
         self._modules = {text.module: text}
 
 
-def _edited_tree(plan: Plan, result: Rewrite) -> ast.Module:
-    memo: dict[int, object] = {}
-    tree = copy.deepcopy(result.original.tree, memo)
-    suites: dict[tuple[int, str], list[tuple[int, int, Sequence[ast.stmt]]]] = {}
-    for name, steps in plan.steps.items():
-        target = plan.target(name)
-        if target.text.module != result.original.module:
-            continue
-        function = memo[id(target.node)]
-        for step in in_order(steps):
-            if isinstance(step.edit, AddParameter):
-                _add_parameter(function, step)  # type: ignore[arg-type]
-            elif not isinstance(step.edit, CallThrough):
-                parent, field_name, at, end = _gap(target, step)
-                key = (id(memo[id(parent)]), field_name)
-                suites.setdefault(key, []).append((at, end, ast.parse(step.text).body))
-    for node in ast.walk(tree):
-        for field_name, value in ast.iter_fields(node):
-            edits = suites.pop((id(node), field_name), None)
-            if edits:
-                for at, end, statements in _merge(edits):
-                    value[at:end] = statements
-    return tree
+def _equals_edited(plan: Plan, name: str, found: Target) -> bool:
+    """Whether a parsed function equals upstream's tree with the edits made on it; that tree is put back."""
+    target = plan.target(name)
+    suites: dict[int, tuple[list[ast.stmt], list[tuple[int, int, Sequence[ast.stmt]]]]] = {}
+    arguments = target.node.args
+    positional, defaults = list(arguments.args), list(arguments.defaults)
+    for step in in_order(plan.steps[name]):
+        if isinstance(step.edit, AddParameter):
+            arguments.args.append(ast.arg(step.edit.name))
+            arguments.defaults.append(ast.parse(step.edit.default, mode="eval").body)
+        elif not isinstance(step.edit, CallThrough):
+            suite, at, end = _gap(target, step)
+            suites.setdefault(id(suite), (suite, []))[1].append((at, end, ast.parse(step.text).body))
+    before = [(suite, list(suite)) for suite, _ in suites.values()]
+    try:
+        for suite, edits in suites.values():
+            for at, end, statements in _merge(edits):
+                suite[at:end] = statements
+        return same(target.node, found.node)
+    finally:
+        arguments.args[:], arguments.defaults[:] = positional, defaults
+        for suite, statements in before:
+            suite[:] = statements
 
 
 def _merge(edits: Sequence[tuple[int, int, Sequence[ast.stmt]]]) -> list[tuple[int, int, list[ast.stmt]]]:
@@ -411,22 +414,16 @@ def _merge(edits: Sequence[tuple[int, int, Sequence[ast.stmt]]]) -> list[tuple[i
     return [(at, end, joined[at, end]) for at, end in sorted(joined, reverse=True)]
 
 
-def _gap(target: Target, step: Step) -> tuple[ast.AST, str, int, int]:
+def _gap(target: Target, step: Step) -> tuple[list[ast.stmt], int, int]:
+    """The suite that a step edits, and the range of statements that it replaces."""
     if isinstance(step.edit, Prologue):
         at = docstring_length(target.node)
-        return target.node, "body", at, at
-    parent, field_name, _, at = target.places[id(step.statements[0])]
+        return target.node.body, at, at
+    _, _, suite, at = target.places[id(step.statements[0])]
     if isinstance(step.edit, Replace):
-        return parent, field_name, at, at + len(step.statements)
+        return suite, at, at + len(step.statements)
     at += len(step.statements) if isinstance(step.edit, InsertAfter) else 0
-    return parent, field_name, at, at
-
-
-def _add_parameter(function: FunctionNode, step: Step) -> None:
-    edit = step.edit
-    assert isinstance(edit, AddParameter)  # noqa: S101 - the caller has looked
-    function.args.args.append(ast.arg(edit.name))
-    function.args.defaults.append(ast.parse(edit.default, mode="eval").body)
+    return suite, at, at
 
 
 def take_out(result: Rewrite) -> str:

@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import io
 import re
+import symtable
 import tokenize
 import warnings
 from dataclasses import dataclass
@@ -184,6 +185,11 @@ class ModuleText:
                 "BP508", f"{self.display}:{line or '?'}: {error}",
                 next="use a Python that this vLLM supports (see its `Requires-Python`)", file=self.display, line=line,
             ) from error  # fmt: skip
+
+    @cached_property
+    def symbols(self) -> symtable.SymbolTable:
+        """The module's symbol table."""
+        return symtable.symtable(self.text, self.display, "exec")
 
     @cached_property
     def lines(self) -> list[str]:

@@ -1,0 +1,152 @@
+"""Look at one lane: place, rewrite, compile and question every feature, and report what was seen.
+
+This is what ``verify`` calls for each lane. It needs neither torch nor vLLM, and it turns every
+refusal into a finding; only what nobody foresaw is raised.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from .build import compile_plan, signature_of
+from .delta import AddParameter, CallShape, Feature, Prologue
+from .errors import Failure, PatchError
+from .invariants import check_invariants
+from .names import check_names
+from .pattern import render_bound
+from .plan import Placement, Plan, Target, find_target, make_plan
+from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport
+from .rewrite import Rewrite, take_out
+from .source import Lane, LaneSpec, open_source
+
+
+def check_lane(spec: LaneSpec, features: Sequence[Feature], *, strict: bool = False) -> tuple[LaneReport, Lane | None]:
+    """Everything that ``verify`` says of one lane, and the lane itself if it could be opened.
+
+    Args:
+        spec: The lane.
+        features: What to look for.
+        strict: An absorbed delta is a failure too.
+    """
+    report = LaneReport(spec.name, spec.spec)
+    try:
+        lane = Lane(spec.name, open_source(spec.spec))
+    except PatchError as error:
+        report.failures += error.failures
+        return report, None
+    for feature in features:
+        try:
+            report.features.append(check_feature(lane, feature, strict=strict))
+        except PatchError as error:
+            report.failures += error.failures
+    try:
+        report.vllm_version, report.commit = lane.version, lane.commit
+    except PatchError as error:
+        report.failures += [failure for failure in error.failures if failure not in report.failures]
+    return report, lane
+
+
+def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> FeatureReport:
+    """Every delta, invariant and call shape of one feature on one lane.
+
+    Raises:
+        PatchError: BP5xx, if the lane cannot be read.
+    """
+    plan = make_plan(lane, feature)
+    report = FeatureReport(feature.name)
+    report.failures += plan.all_failures
+    rewrites: dict[str, Rewrite] | None = None
+    if not report.failures:
+        report.failures += check_names(plan)
+    if not report.failures:
+        try:
+            rewrites, _ = compile_plan(plan)
+            report.reversible = all(_reversible(result) for result in rewrites.values())
+        except PatchError as error:
+            report.failures += error.failures
+    for placement in plan.placements:
+        report.deltas.append(_delta(placement))
+    if strict:
+        report.failures += [_absorbed(p) for p in plan.placements if p.status == "absorbed"]
+    for finding in check_invariants(plan, rewrites):
+        report.invariants.append(InvariantReport(finding.name, finding.status, finding.detail))
+        report.failures += [failure for failure in finding.failures if failure not in report.failures]
+    for shape in feature.call_shapes:
+        called, failure = _call(lane, plan, shape, rewrites)
+        report.calls.append(called)
+        report.failures += [failure] if failure else []
+    report.failures = list(dict.fromkeys(report.failures))
+    return report
+
+
+def _reversible(result: Rewrite) -> bool:
+    """Whether the text without its deltas is upstream's, and so is its tree."""
+    return take_out(result) == result.original.text and ast.dump(ast.parse(take_out(result))) == ast.dump(result.original.tree)
+
+
+def _delta(placement: Placement) -> DeltaReport:
+    delta, target = placement.delta, placement.target
+    return DeltaReport(
+        delta.name, delta.target, placement.status, placement.variant.name if placement.variant else None,
+        target.text.display if target else None, placement.line, placement.matches, _detail(placement), delta.declared,
+    )  # fmt: skip
+
+
+def _detail(placement: Placement) -> str:
+    if placement.failures:
+        return placement.failures[0].headline
+    parts = [f"{name} {render_bound(value)}" for name, value in placement.bound.items() if _short(value)]
+    for step in placement.steps:
+        if isinstance(step.edit, AddParameter):
+            parts.append(f"adds {step.text}")
+        elif isinstance(step.edit, Prologue) and "$$$PARAMETERS" in step.template:
+            passed = step.text[step.text.rindex("(") + 1 : step.text.rindex(")")]
+            parts.append(f"forwards {passed or 'nothing'}")
+    if placement.variant and placement.variant.note and not parts:
+        parts.append(placement.variant.note)
+    return ", ".join(parts)
+
+
+def _short(value: object) -> bool:
+    return not isinstance(value, tuple) and len(render_bound(value)) <= 70  # type: ignore[arg-type]
+
+
+def _absorbed(placement: Placement) -> Failure:
+    delta = placement.delta
+    where = placement.target.text.display if placement.target else None
+    return Failure(
+        "BP121", f"upstream has what delta {delta.name!r} does, and --strict was asked for",
+        fields=(("target", delta.target), ("remove when", delta.remove_when), ("declared", delta.declared)),
+        next=f"remove the delta once this is the oldest lane: {delta.declared}", file=where, line=placement.line,
+    )  # fmt: skip
+
+
+def _call(
+    lane: Lane, plan: Plan, shape: CallShape, rewrites: dict[str, Rewrite] | None
+) -> tuple[CallReport, Failure | None]:
+    name = shape.target.rpartition(".")[2]
+    text = f"{name}({shape.arguments})"
+    result = (rewrites or {}).get(shape.target.partition(":")[0])
+    target = result.targets.get(shape.target) if result else None
+    if target is None:
+        found = find_target(lane, shape.target)
+        if rewrites is None or isinstance(found, Failure):
+            return CallReport(text, "unknown", "the feature could not be placed"), None
+        target = found
+    call = ast.parse(f"f({shape.arguments})", mode="eval").body
+    assert isinstance(call, ast.Call)  # noqa: S101 - it was written as one
+    positional = ([None] if target.owner is not None else []) + [None for _ in call.args]
+    try:
+        signature_of(target).bind(*positional, **{k.arg or "": None for k in call.keywords})
+    except TypeError as error:
+        return CallReport(text, "broken", str(error)), _does_not_bind(plan, target, text, error)
+    return CallReport(text, "holds", ""), None
+
+
+def _does_not_bind(plan: Plan, target: Target, text: str, error: TypeError) -> Failure:
+    return Failure(
+        "BP120", f"`{text}`: {error}",
+        fields=(("feature", plan.feature.name), ("target", f"{target.name}   ({target.where(target.node)})")),
+        next="let a delta add the parameter, or change what callers pass", file=target.text.display, line=target.node.lineno,
+    )  # fmt: skip

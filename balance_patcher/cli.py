@@ -1,0 +1,299 @@
+"""The command line: ``verify`` and ``show``.
+
+Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken, 2 wrong usage,
+3 could not check, and anything that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from .build import compile_plan, through_text
+from .check import check_lane
+from .delta import CallThrough, Feature
+from .errors import Failure, Outcome, PatchError, refuse
+from .lanes import declared_lanes
+from .pins import missing_lane, pin_failure, prove_pin, read_pins
+from .plan import in_order, make_plan
+from .registry import features, find_feature
+from .report import RENDERINGS, LaneReport, Report, footer, place
+from .source import FORMS, Lane, LaneSpec, open_source
+
+app = typer.Typer(
+    name="balance_patcher", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Patch vLLM at run time from declared deltas, and prove beforehand that they can be placed.",
+)  # fmt: skip
+
+_COLOURS = {
+    "applied": "green", "absorbed": "cyan", "not-applicable": "cyan", "failed": "red", "unknown": "yellow",
+    "holds": "green", "broken": "red",
+}  # fmt: skip
+_WIDE = 150
+
+
+class Format(str, Enum):
+    """How a report is written."""
+
+    text = "text"
+    json = "json"
+    github = "github"
+    markdown = "markdown"
+    junit = "junit"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit; what nobody foresaw exits 3."""
+    try:
+        app(args=list(arguments) if arguments is not None else None, prog_name="balance_patcher")
+    except PatchError as error:
+        _complain(error)
+        sys.exit(int(error.outcome))
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(int(Outcome.UNKNOWN))
+    except Exception as error:  # noqa: BLE001 - an uncaught error must not look like a finding
+        traceback.print_exc()
+        _complain(_unexpected(error))
+        sys.exit(int(Outcome.UNKNOWN))
+    sys.exit(0)
+
+
+def _complain(error: PatchError) -> None:
+    sys.stderr.write(f"{error}\n")
+
+
+def _unexpected(error: Exception) -> PatchError:
+    return refuse(
+        "BP599", f"{type(error).__name__}: {error}", next="report this with the traceback; nothing was checked or patched"
+    )
+
+
+@app.callback()
+def _app() -> None:
+    """The commands below."""
+
+
+@app.command()
+def verify(
+    lanes: Annotated[Optional[list[str]], typer.Argument(metavar="[LANE]…", help=f"SOURCE or NAME=SOURCE. A source is {FORMS}.")] = None,
+    pins: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder with vllm-ascend's two pin files; every lane must be the pinned one.")] = None,
+    expect: Annotated[Optional[str], typer.Option(metavar="REF", help="The one lane must be this tag or commit.")] = None,
+    feature: Annotated[Optional[list[str]], typer.Option(metavar="NAME", help="Only these features.")] = None,
+    format: Annotated[Format, typer.Option(help="How standard output is written.")] = Format.text,  # noqa: A002
+    report: Annotated[Optional[list[str]], typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="An absorbed delta is a failure too.")] = False,  # noqa: FBT002
+) -> None:
+    """Prove on each lane that every delta can be placed and that what comes of it compiles."""
+    extra = [_report_file(text) for text in report or []]
+    chosen = [find_feature(name) for name in feature] if feature else list(features())
+    specs = [LaneSpec.parse(text) for text in lanes] if lanes else declared_lanes(Path.cwd())
+    _unique(specs)
+    wanted = read_pins(pins) if pins else {}
+    if expect is not None:
+        if pins or len(specs) != 1:
+            raise refuse("BP004", "--expect speaks of one lane, and not together with --pins", next="name one lane")
+        wanted = {specs[0].name: expect}
+    result = Report(_check_all(specs, chosen, wanted, strict=strict))
+    result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
+    for kind, file in extra:
+        _write(file, _text(result) if kind is Format.text else RENDERINGS[kind.value](result))
+    if format is Format.text:
+        _print(result, Console(width=None if sys.stdout.isatty() else _WIDE))
+    else:
+        typer.echo(RENDERINGS[format.value](result))
+    raise typer.Exit(int(result.outcome))
+
+
+def _report_file(text: str) -> tuple[Format, Path]:
+    kind, _, file = text.partition(":")
+    if kind not in Format.__members__ or not file:
+        raise refuse("BP004", f"`--report {text}` is not FORMAT:FILE", next=f"use one of {', '.join(Format.__members__)}")
+    return Format(kind), Path(file)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise refuse("BP514", f"the report cannot be written to {file}: {error.strerror}", next="check the path") from error
+
+
+def _unique(specs: Sequence[LaneSpec]) -> None:
+    names = [spec.name for spec in specs]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise refuse("BP004", f"two lanes are called {double!r}", next="give each a name of its own: NAME=SOURCE")
+
+
+def _no_lane(name: str, wanted: str) -> LaneReport:
+    lane = LaneReport(name, "")
+    lane.failures.append(missing_lane(name, wanted))
+    return lane
+
+
+def _check_all(specs: Sequence[LaneSpec], chosen: list[Feature], wanted: dict[str, str], *, strict: bool) -> list[LaneReport]:
+    def one(spec: LaneSpec) -> LaneReport:
+        try:
+            found, lane = check_lane(spec, chosen, strict=strict)
+            if lane is not None and spec.name in wanted:
+                found.pin = prove_pin(lane, wanted[spec.name])
+                failure = pin_failure(lane, found.pin)
+                found.failures += [failure] if failure else []
+        except PatchError as error:
+            found = LaneReport(spec.name, spec.spec, failures=list(error.failures))
+        except Exception as error:  # noqa: BLE001 - one lane's surprise must not hide the others
+            trace = traceback.format_exc(limit=-3).strip()
+            surprise = Failure("BP599", f"{type(error).__name__}: {error}", "report this with the traceback", (("trace", trace),))
+            found = LaneReport(spec.name, spec.spec, failures=[surprise])
+        return found
+
+    with ThreadPoolExecutor(max_workers=min(8, max(1, len(specs)))) as pool:
+        return list(pool.map(one, specs))
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def _text(report: Report) -> str:
+    console = Console(width=_WIDE, record=True, file=_Nowhere())
+    _print(report, console)
+    return console.export_text()
+
+
+class _Nowhere:
+    """A file that keeps nothing; rich keeps its own record."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        return None
+
+
+def _print(report: Report, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("lane", "vLLM", "delta", "status", "variant", "where", "matches", "detail"):
+        table.add_column(column, justify="right" if column == "matches" else "left", overflow="fold")
+    for lane in report.lanes:
+        version = lane.vllm_version or "unknown"
+        if not lane.features:
+            table.add_row(lane.name, version, "", _painted(lane.status), "", "", "", "")
+        for feature in lane.features:
+            for delta in feature.deltas:
+                table.add_row(
+                    lane.name, version, delta.name, _painted(delta.status), delta.variant or "", place(delta),
+                    str(delta.matches), delta.detail,
+                )  # fmt: skip
+            table.add_row(lane.name, version, f"[bold]{feature.name}[/]", _painted(feature.status), "", "", "", ", ".join(footer(feature)))
+        if lane.pin:
+            status = {"proven": "[green]proven[/]", "different": "[red]different[/]"}.get(lane.pin.status, f"[yellow]{lane.pin.status}[/]")
+            table.add_row(lane.name, version, f"pin {lane.pin.wanted}", status, "", "", "", lane.pin.detail)
+    console.print(table)
+    for lane in report.lanes:
+        for failure in lane.all_failures:
+            console.print()
+            console.print(f"{lane.name}: {failure}", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    console.print(report.verdict, style="bold green" if report.outcome is Outcome.HOLDS else "bold red", highlight=False)
+
+
+def _painted(status: str) -> str:
+    colour = _COLOURS.get(status, "yellow")
+    return f"[{colour}]{status}[/]"
+
+
+# -- show ------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(metavar="FEATURE|TARGET", help="A feature's name, or a target as module:Qual.name.")],
+    lane: Annotated[Optional[str], typer.Option(metavar="LANE", help="A source, or the name of a declared lane.")] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="A unified diff against upstream.")] = False,  # noqa: FBT002
+    map: Annotated[bool, typer.Option("--map", help="The line map: ours, upstream's, delta.")] = False,  # noqa: A002, FBT002
+) -> None:
+    """Show the text that would run."""
+    if diff and map:
+        raise refuse("BP004", "--diff and --map exclude each other", next="ask for one of them")
+    chosen = _features_of(what)
+    spec = _one_lane(lane)
+    opened = Lane(spec.name, open_source(spec.spec))
+    console = Console(width=None if sys.stdout.isatty() else 10_000, soft_wrap=True)
+    for feature in chosen:
+        _show(opened, feature, what if ":" in what else None, console, "diff" if diff else "map" if map else "text")
+
+
+def _features_of(what: str) -> list[Feature]:
+    if ":" not in what:
+        return [find_feature(what)]
+    chosen = [feature for feature in features() if what in feature.targets]
+    if not chosen:
+        known = ", ".join(sorted({target for feature in features() for target in feature.targets}))
+        raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {known}")
+    return chosen
+
+
+def _one_lane(text: str | None) -> LaneSpec:
+    declared = declared_lanes(Path.cwd())
+    if text is None:
+        return declared[0]
+    by_name = {spec.name: spec for spec in declared}
+    return by_name.get(text) or LaneSpec.parse(text)
+
+
+def _show(lane: Lane, feature: Feature, only: str | None, console: Console, mode: str) -> None:
+    plan = make_plan(lane, feature)
+    rewrites, _ = compile_plan(plan)
+    for result in rewrites.values():
+        for name, target in result.targets.items():
+            if only not in (None, name):
+                continue
+            before = plan.target(name)
+            new, old = target.text.lines, before.text.lines
+            if mode == "diff":
+                display = before.text.path
+                lines = difflib.unified_diff(old, new, f"a/{display}", f"b/{result.filename}", n=3)
+                _code(console, "".join(_ended(line) for line in lines), "diff")
+            elif mode == "map":
+                _map(console, result.line_map, target.node.lineno, target.node.end_lineno or 0, before.text.display)
+            else:
+                _code(console, "".join(new[target.node.lineno - 1 : target.node.end_lineno]), "python", target.node.lineno)
+    for name, steps in plan.steps.items():
+        through = [step for step in in_order(steps) if isinstance(step.edit, CallThrough)]
+        if through and only in (None, name) and mode != "map":
+            text = through_text(plan.target(name), through)
+            if mode == "diff":
+                lines = difflib.unified_diff([], text.splitlines(keepends=True), "/dev/null", f"b/<balance_patcher {name}>", n=3)
+                _code(console, "".join(lines), "diff")
+            else:
+                _code(console, text, "python", 1)
+
+
+def _ended(line: str) -> str:
+    return line.rstrip("\r\n") + "\n"
+
+
+def _map(console: Console, origins: Sequence[tuple[int | None, str | None]], first: int, last: int, display: str) -> None:
+    console.print(f"ours    upstream ({display})", highlight=False, markup=False)
+    for at in range(first, last + 1):
+        line, delta = origins[at - 1]
+        console.print(f"{at:<7} {line if line is not None else f'+ {delta}'}", highlight=False, markup=False)
+
+
+def _code(console: Console, text: str, language: str, first: int = 1) -> None:
+    if console.is_terminal:
+        console.print(Syntax(text, language, line_numbers=language == "python", start_line=first, background_color="default"))
+    else:
+        console.file.write(text)

@@ -1,0 +1,132 @@
+"""Prove that a lane *is* the vLLM that somebody pinned.
+
+vllm-ascend pins one released tag and one commit of main in two small files. A lane that is not
+the pinned one, or that cannot be shown to be, must never come out green.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import Failure, PatchError, refuse
+from .source import DirSource, Lane
+
+#: The files of vllm-ascend, by the lane that each pins.
+PIN_FILES = {"release": "vllm-release-tag.commit", "main": "vllm-main-verified.commit"}
+
+_SHA = re.compile(r"[0-9a-f]{7,40}")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a lane must be, and whether it is.
+
+    ``status`` is ``proven``, ``different`` or ``unproven``; ``detail`` says by what.
+    """
+
+    wanted: str
+    status: str
+    detail: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"wanted": self.wanted, "status": self.status, "detail": self.detail}
+
+
+def read_pins(folder: Path) -> dict[str, str]:
+    """The pinned ref of each lane name, white space stripped.
+
+    Raises:
+        PatchError: BP514 for a file that is missing, empty or holds more than one word.
+    """
+    pins = {}
+    for lane, name in PIN_FILES.items():
+        file = folder / name
+        try:
+            text = file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise refuse("BP514", f"{file}: {error}", next="give the folder of vllm-ascend that holds both pin files") from error
+        if len(text.split()) != 1:
+            raise refuse("BP514", f"{file} holds {text!r}, not one ref", next="put one tag or commit into it", file=str(file))
+        pins[lane] = text
+    return pins
+
+
+def missing_lane(name: str, wanted: str) -> Failure:
+    """The failure for a pin that no lane answers to (BP511)."""
+    return Failure(
+        "BP511", f"{wanted} is pinned for lane {name!r}, and no such lane was given",
+        next=f"add {name}=SOURCE to the command or to [tool.balance_patcher.lanes]",
+    )  # fmt: skip
+
+
+def prove_pin(lane: Lane, wanted: str) -> Pin:
+    """Whether a lane is a tag or commit: by the git object, the commit in ``_version.py``, or the version."""
+    if _SHA.fullmatch(wanted):
+        return _by_commit(lane, wanted)
+    by_git = _by_git(lane, wanted)
+    return by_git or _by_version(lane, wanted)
+
+
+def pin_failure(lane: Lane, pin: Pin) -> Failure | None:
+    """The failure that a pin stands for, if it is not proven (BP509, BP510)."""
+    if pin.status == "proven":
+        return None
+    different = pin.status == "different"
+    return Failure(
+        "BP510" if different else "BP509", f"lane {lane.name!r}, {lane.source.spec}: {pin.detail}",
+        fields=(("pinned", pin.wanted), ("version", lane.version or "unknown"), ("commit", lane.commit or "unknown")),
+        next=f"point the lane at {pin.wanted}" if different else "use a lane that can be proven: git:REPO@REF with the tag fetched",
+    )  # fmt: skip
+
+
+def _by_commit(lane: Lane, wanted: str) -> Pin:
+    commit = lane.commit
+    if commit is None:
+        return Pin(wanted, "unproven", "this source does not say which commit it is")
+    length = min(len(commit), len(wanted))
+    if length >= 7 and commit[:length] == wanted[:length]:
+        return Pin(wanted, "proven", f"commit {commit}")
+    return Pin(wanted, "different", f"it is commit {commit}")
+
+
+def _by_git(lane: Lane, wanted: str) -> Pin | None:
+    """Compare git objects where the lane comes from a repository; ``None`` where it does not."""
+    repo = getattr(lane.source, "repo_path", None)
+    if repo is None and isinstance(lane.source, DirSource) and (lane.source.root / ".git").exists():
+        repo = lane.source.root
+    if repo is None:
+        return None
+    from .gitrepo import peeled
+
+    commit = lane.source.commit()
+    if commit is None:
+        return Pin(wanted, "unproven", "files of vllm/ differ from the commit that is checked out")
+    try:
+        tagged = peeled(repo, wanted)
+    except PatchError:
+        tagged = None
+    if tagged is None:
+        return Pin(wanted, "unproven", f"{wanted} is not in {repo}: git -C {repo} fetch --depth 1 origin tag {wanted}")
+    if tagged == commit:
+        return Pin(wanted, "proven", f"git object {commit}")
+    return Pin(wanted, "different", f"{wanted} is {tagged[:12]}, the lane is {commit[:12]}")
+
+
+def _by_version(lane: Lane, wanted: str) -> Pin:
+    from .extras import require
+
+    version = require("packaging.version")
+    try:
+        pinned = version.Version(wanted.removeprefix("v"))
+    except version.InvalidVersion:
+        return Pin(wanted, "unproven", f"{wanted} is neither a release nor a commit, and the source is no repository")
+    if lane.version is None:
+        return Pin(wanted, "unproven", "this source does not say which version it is")
+    found = version.Version(lane.version)
+    if found == pinned:
+        return Pin(wanted, "proven", f"release {lane.version}")
+    if found.public == pinned.public:
+        return Pin(wanted, "unproven", f"{lane.version} is a build of {pinned}, not the release itself")
+    return Pin(wanted, "different", f"it is version {lane.version}")
