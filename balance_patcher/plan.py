@@ -356,7 +356,7 @@ def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
         if score >= _NEAR:
             result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
             if isinstance(result, Mismatch):
-                found.append(Miss(node, _code_of(result), str(result), score))
+                found.append(Miss(node, _code_of(result, pattern.nodes[0], node), str(result), score))
     return found
 
 
@@ -385,7 +385,7 @@ def _expressions(function: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     yield from below(function, None)
 
 
-def _code_of(miss: Mismatch) -> str:
+def _code_of(miss: Mismatch, wanted: ast.AST, found: ast.AST) -> str:
     """Which refusal a first difference stands for."""
     field_name = miss.path.rpartition(".")[2]
     if field_name.startswith("ops["):
@@ -393,7 +393,7 @@ def _code_of(miss: Mismatch) -> str:
     if miss.path.startswith("orelse[") and miss.wanted == "nothing":
         return "BP115"
     if miss.path.startswith("body["):
-        return "BP114" if miss.wanted == "nothing" else "BP113"
+        return "BP114" if len(getattr(found, "body", ())) > len(getattr(wanted, "body", ())) else "BP113"
     return "BP101"
 
 

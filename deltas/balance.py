@@ -319,3 +319,194 @@ FEATURE = Feature(
         CallShape(SCHEDULE, "throttle_prefills=True"),
     ),
 )
+
+
+# -- what it does to a function, and what it refuses -----------------------------------------
+
+_GATE_BEFORE = """
+class Scheduler:
+    def __init__(self):
+        self.max_num_running_reqs = 8
+        self.running = []
+
+    def schedule(self):
+        if self.open:
+            while self.waiting:
+                # The cap comes first.
+                if len(self.running) == self.max_num_running_reqs:
+                    break
+                self.admit()
+"""
+
+EXAMPLES = (
+    Example(
+        "balance.disabled-path",
+        before="""
+class Scheduler:
+    def schedule(self):
+        return self.step()
+""",
+        after="""
+class Scheduler:
+    def schedule(self, throttle_prefills=False):
+        if not self._balance_enabled:
+            return super().schedule()
+        return self.step()
+""",
+    ),
+    Example(
+        "balance.disabled-path",
+        before='''
+class Scheduler:
+    def schedule(self, throttle_prefills: bool = False, *, budget=None):
+        """Plan one step."""
+        # Nothing is planned twice.
+        return self.step(budget)
+''',
+        after='''
+class Scheduler:
+    def schedule(self, throttle_prefills: bool = False, *, budget=None):
+        """Plan one step."""
+        if not self._balance_enabled:
+            return super().schedule(throttle_prefills, budget=budget)
+        # Nothing is planned twice.
+        return self.step(budget)
+''',
+    ),
+    Example(
+        "balance.admission-gate",
+        before=_GATE_BEFORE,
+        after="""
+class Scheduler:
+    def __init__(self):
+        self.max_num_running_reqs = 8
+        self.running = []
+
+    def schedule(self):
+        if self.open:
+            balance_flag = self._balance_enabled and max(t.item() for t in self.balance_queue) == self.max_num_running_reqs
+            while self.waiting:
+                # The cap comes first.
+                if len(self.running) == self.max_num_running_reqs:
+                    break
+                if balance_flag:
+                    break
+                self.admit()
+""",
+    ),
+    Example(
+        "balance.admission-gate",
+        before="""
+class Scheduler:
+    def __init__(self):
+        self.max_num_active_reqs = 8
+        self.running, self.parked = [], 0
+
+    def schedule(self):
+        if self.open:
+            while True:
+                held = len(self.running) + self.parked
+                if (held >= self.max_num_active_reqs):  # full
+                    break
+                self.admit()
+""",
+        after="""
+class Scheduler:
+    def __init__(self):
+        self.max_num_active_reqs = 8
+        self.running, self.parked = [], 0
+
+    def schedule(self):
+        if self.open:
+            balance_flag = self._balance_enabled and max(t.item() for t in self.balance_queue) >= self.max_num_active_reqs
+            while True:
+                held = len(self.running) + self.parked
+                if (held >= self.max_num_active_reqs):  # full
+                    break
+                if balance_flag:
+                    break
+                self.admit()
+""",
+    ),
+    Example(
+        "balance.empty-queue-guard",
+        before="""
+class Scheduler:
+    def schedule(self):
+        if self.open:
+            while self.waiting:
+                queue = self._select_waiting_queue_for_scheduling()
+                assert queue is not None  # there was one
+                queue.pop()
+""",
+        after="""
+class Scheduler:
+    def schedule(self):
+        if self.open:
+            while self.waiting:
+                queue = self._select_waiting_queue_for_scheduling()
+                # there was one
+                if queue is None:
+                    break
+                queue.pop()
+""",
+    ),
+    Example(
+        "balance.gather",
+        before="""
+class DPEngineCoreProc:
+    def __init__(self):
+        self.scheduler, self.dp_group = None, None
+
+    def _has_global_unfinished_reqs(self, local, every=32):
+        return local
+""",
+        after="""
+def upstream(balance_patcher_upstream):
+    def _has_global_unfinished_reqs(self, local, every=None):
+        balance_result = balance_patcher_upstream(self, local, every)
+        self.scheduler.balance_gather(self.dp_group)
+        return balance_result
+    return _has_global_unfinished_reqs
+""",
+    ),
+)
+
+REFUSES = (
+    Refusal("balance.disabled-path", "class Scheduler:\n    async def schedule(self):\n        pass\n", "BP108"),
+    Refusal("balance.disabled-path", "class Scheduler:\n    def schedule(self):\n        yield 1\n", "BP109"),
+    Refusal("balance.disabled-path", "class Scheduler:\n    @wrapped\n    def schedule(self):\n        pass\n", "BP107"),
+    Refusal("balance.disabled-path", "class Scheduler:\n    def plan(self):\n        pass\n", "BP104"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("max_num_running_reqs", "limit"), "BP101"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace(" == ", " > "), "BP112"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "continue"), "BP113"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "self.full = True\n                    break"), "BP114"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "break\n                    self.full = True"), "BP114"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("if self.open", "with self.lock"), "BP117"),
+    Refusal("balance.admission-gate", _GATE_BEFORE.replace("self.admit()", "balance_flag = self.admit()"), "BP301"),
+    Refusal(
+        "balance.empty-queue-guard",
+        """
+class Scheduler:
+    def schedule(self):
+        if self.open:
+            while self.waiting:
+                queue = self.pick()
+                assert queue is not None
+                queue.pop()
+""",
+        "BP117",
+    ),
+    Refusal(
+        "balance.gather",
+        """
+class DPEngineCoreProc:
+    def __init__(self):
+        self.scheduler, self.group = None, None
+
+    def _has_global_unfinished_reqs(self, local):
+        return local
+""",
+        "BP303",
+    ),
+)
