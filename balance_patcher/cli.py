@@ -27,6 +27,7 @@ from .errors import Failure, Outcome, PatchError, refuse
 from .lanes import declared_lanes
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
 from .plan import in_order, make_plan
+from .render import prefer_astor
 from .registry import features, find_feature
 from .report import RENDERINGS, LaneReport, Report, footer, place
 from .source import FORMS, Lane, LaneSpec, open_source
@@ -55,6 +56,7 @@ class Format(str, Enum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit; what nobody foresaw exits 3."""
+    prefer_astor()
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="balance_patcher")
     except PatchError as error:

@@ -15,6 +15,7 @@ from .delta import Agree, Anchor, CalledOnce, Invariant, Ordered, Pure, Sets
 from .errors import Failure, Outcome, PatchError
 from .pattern import Mismatch, compile_pattern, render_bound, same
 from .plan import Plan, Target, find_anchor, find_target, own_nodes, short
+from .render import head
 from .rewrite import Rewrite
 
 
@@ -62,13 +63,9 @@ def _broken(code: str, invariant: Invariant, target: Target, what: str, node: as
     rows = (
         ("invariant", invariant.name),
         ("target", f"{target.name}   ({target.where(target.node)})"),
-        ("nearest", f"{short(target.text.display)}:{line}  `{_head(node)}`"),
+        ("nearest", f"{short(target.text.display)}:{line}  `{head(node)}`"),
     )
     return PatchError(Failure(code, what, next_step, rows, target.text.display, line))
-
-
-def _head(node: ast.AST) -> str:
-    return f"def {node.name}" if isinstance(node, ast.FunctionDef) else ast.unparse(node).splitlines()[0]
 
 
 # -- called once -----------------------------------------------------------------------------
@@ -202,7 +199,7 @@ def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     target = _target(plan, invariant.target)
     first, then = (_one(invariant, target, text) for text in (invariant.first, invariant.then))
     if not _dominates(target, first, then):
-        raise _broken("BP204", invariant, target, f"`{_head(first)}` is not executed on every path before `{_head(then)}`", then,
+        raise _broken("BP204", invariant, target, f"`{head(first)}` is not executed on every path before `{head(then)}`", then,
                       "read upstream's start-up anew; what the hook uses may not be there yet")  # fmt: skip
     return f"{short(target.text.display)}:{first.lineno} before {then.lineno}"
 

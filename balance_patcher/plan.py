@@ -28,6 +28,7 @@ from .delta import (
 )
 from .errors import Failure, Outcome, PatchError
 from .pattern import Bindings, Bound, Mismatch, Pattern, Template, compile_pattern
+from .render import head, shown
 from .source import Lane, ModuleText
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -284,7 +285,7 @@ def _unusable(target: Target) -> Failure | None:
     node = target.node
     code, what = "", ""
     if node.decorator_list:
-        code, what = "BP107", f"{target.qualname} stands under `@{ast.unparse(node.decorator_list[0])}`"
+        code, what = "BP107", f"{target.qualname} stands under `@{head(node.decorator_list[0])}`"
     elif isinstance(node, ast.AsyncFunctionDef):
         code, what = "BP108", f"{target.qualname} is `async def`"
     elif any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node)):
@@ -427,7 +428,7 @@ def _beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
         neighbour = suite[at] if 0 <= at < len(suite) else None
         result = pattern.match(neighbour.value if isinstance(neighbour, ast.Expr) and pattern.kind == "expression" else neighbour, bound, anchor.allow) if neighbour is not None else None  # noqa: E501
         if result is None or isinstance(result, Mismatch):
-            found = f"`{ast.unparse(neighbour).splitlines()[0]}`" if neighbour is not None else "nothing"
+            found = f"`{head(neighbour)}`" if neighbour is not None else "nothing"
             return f"the statement {word} it must be `{pattern}` and is {found}"
         bound = result
     return Match(match.statements, match.levels, bound, match.node)
@@ -543,11 +544,9 @@ def _not_found(delta: Delta, target: Target, misses: Sequence[tuple[Variant, Mis
     if ranked:
         variant, miss = ranked[0]
         line = getattr(miss.node, "lineno", target.node.lineno)
-        head = ast.unparse(miss.node).splitlines()
-        shown = head[0] if len(head) < 2 else f"{head[0]} {head[1].strip()}"
         rows = [
             ("anchor", f"{variant.anchor}   need 1, found 0"),
-            ("nearest", f"{target.where(miss.node)}  `{shown}`  {miss.reason}"),
+            ("nearest", f"{target.where(miss.node)}  {shown(miss.node)}  {miss.reason}"),
         ]
         code = miss.code
     else:
@@ -593,7 +592,7 @@ def _nothing(delta: Delta, target: Target) -> Failure:
 
 def _part_of(delta: Delta, target: Target, statement: ast.stmt) -> Failure:
     what = f"delta {delta.name!r} would replace only a part of a statement"
-    rows = [("nearest", f"{target.where(statement)}  `{ast.unparse(statement).splitlines()[0]}`")]
+    rows = [("nearest", f"{target.where(statement)}  `{head(statement)}`")]
     return _fail(delta, target, "BP117", what, rows, statement.lineno, "make the anchor match the whole statement")
 
 

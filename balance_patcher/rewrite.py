@@ -17,6 +17,7 @@ from .delta import AddParameter, CallThrough, InsertAfter, InsertBefore, Prologu
 from .errors import PatchError, refuse
 from .pattern import same
 from .plan import Plan, Step, Target, docstring_length, find_target, in_order
+from .render import head
 from .source import Lane, ModuleText
 
 MARK = "  # bp: "
@@ -327,10 +328,10 @@ _WHY = {
 
 def _refusal(code: str, target: Target, step: Step, statement: ast.stmt) -> PatchError:
     why, next_step = _WHY[code]
-    head = ast.unparse(statement).splitlines()[0]
+    shown = head(statement)
     return refuse(
-        code, f"delta {step.delta.name!r}: `{head}` {why}; nothing was patched.",
-        ("target", target.name), ("nearest", f"{target.where(statement)}  `{head}`"), ("declared", step.delta.declared),
+        code, f"delta {step.delta.name!r}: `{shown}` {why}; nothing was patched.",
+        ("target", target.name), ("nearest", f"{target.where(statement)}  `{shown}`"), ("declared", step.delta.declared),
         next=next_step, file=target.text.display, line=statement.lineno,
     )  # fmt: skip
 

@@ -1,0 +1,56 @@
+"""Nodes as text for a person to read.
+
+``astor`` wraps long lines and is preferred by the command line, where its output parses back to the
+same tree; else, and always on the install path, the standard library's ``ast.unparse``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from .pattern import same
+
+_renderer: Callable[[ast.AST], str] = ast.unparse
+
+
+def prefer_astor() -> None:
+    """Let ``astor`` render from now on, if it is installed; the command line calls this."""
+    global _renderer  # noqa: PLW0603 - one setting for the process
+    try:
+        import astor
+    except ImportError:
+        return
+
+    def by_astor(node: ast.AST) -> str:
+        try:
+            text: str = astor.to_source(node).strip()
+            body = ast.parse(text).body
+        except Exception:  # noqa: BLE001 - astor fails in many ways on syntax newer than itself
+            return ast.unparse(node)
+        back: ast.AST | None = body[0] if len(body) == 1 else None
+        if isinstance(node, ast.expr) and isinstance(back, ast.Expr):
+            back = back.value
+        return text if back is not None and same(node, back) else ast.unparse(node)
+
+    _renderer = by_astor
+
+
+def head(node: ast.AST) -> str:
+    """The first line of a node's text; of a definition ``def name`` alone, without decorators."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return f"{'class' if isinstance(node, ast.ClassDef) else 'def'} {node.name}"
+    return ast.unparse(node).splitlines()[0]
+
+
+def shown(node: ast.AST, width: int = 100) -> str:
+    """A node to look at: on one line in backticks where it fits, else rendered over several.
+
+    Of a compound statement the header and the first statement are shown.
+    """
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and not isinstance(node, ast.Module):
+        first = f"{head(node)} {head(body[0])}" if body else head(node)
+        return f"`{first}`" if len(first) <= width else f"`{head(node)[:width]}…`"
+    line = " ".join(part.strip() for part in ast.unparse(node).splitlines())
+    return f"`{line}`" if len(line) <= width else "\n" + _renderer(node)
