@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .errors import PatchError, refuse
-
-#: The largest file that is read from any source, in bytes.
-SIZE_LIMIT = 8 * 1024 * 1024
+from .limits import SIZE_LIMIT
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _LANE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?!=)(?P<spec>.+)")
