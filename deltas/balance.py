@@ -230,11 +230,10 @@ def balance_scheduler(upstream: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            bound = inspect.signature(super().__init__).bind(*args, **kwargs)
-            vllm_config = bound.arguments["vllm_config"]
-            self._balance_enabled = balance_requested(vllm_config)
+            # Upstream keeps its configuration; its parameters are not read, because others wrap `__init__`.
+            self._balance_enabled = balance_requested(self.vllm_config)
             if self._balance_enabled:
-                self._balance_reset(vllm_config.parallel_config.data_parallel_size)
+                self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
 
         def _balance_reset(self, ranks: int) -> None:
             self.balance_queue = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
@@ -302,6 +301,11 @@ FEATURE = Feature(
             "the scheduler is an attribute of the engine core",
             target=f"{ENGINE}:EngineCore.__init__",
             attribute="scheduler",
+        ),
+        Sets(
+            "the scheduler keeps its configuration",
+            target=f"{SCHEDULER}.__init__",
+            attribute="vllm_config",
         ),
         Agree(
             "the gate compares as upstream's own stop does",

@@ -1,0 +1,1 @@
+"""For maintainers, run from a checkout: ``python -m tools.NAME``."""
