@@ -9,22 +9,25 @@ here: the result waits for :mod:`balance_patcher.install` to bind it.
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import importlib
 import inspect
 import linecache
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .delta import AddParameter, CallThrough, Feature, RuntimeClass
-from .errors import PatchError, refuse
+from .delta import AddParameter, CalledOnce, CallThrough, Feature, RuntimeClass
+from .errors import Failure, PatchError, refuse
 from .invariants import check_invariants
 from .names import check_names
 from .pattern import render_bound
-from .plan import PARAMETERS, Plan, Step, Target, _forwarded, in_order, make_plan
+from .plan import Plan, Step, Target, _forwarded, find_target, in_order, make_plan
 from .proof import compile_text, find_code, first_line, prove
 from .rewrite import MARK, Rewrite, rewrite
-from .source import InstalledSource, Lane
+from .source import InstalledSource, Lane, ModuleText
 
 _UPSTREAM = "balance_patcher_upstream"
 
@@ -44,6 +47,11 @@ class Compiled:
     code: CodeType
     filename: str
     text: str
+
+    @property
+    def through(self) -> bool:
+        """Whether this is a call-through, with a text of its own, and not a part of a rewritten module."""
+        return self.filename == f"<balance_patcher {self.target}>"
 
 
 @dataclass
@@ -77,56 +85,81 @@ def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
     if failures:
         raise PatchError(*failures)
     rewrites = rewrite(plan)
-    return rewrites, [*_spliced(rewrites), *_called_through(plan)]
+    return rewrites, [*_spliced(plan, rewrites), *_called_through(plan, rewrites)]
 
 
-def _spliced(rewrites: dict[str, Rewrite]) -> list[Compiled]:
-    found = []
+def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
+    found, failures = [], []
+    # One that is only called through stands in the same text unchanged: there upstream's own function is called.
+    edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, CallThrough) for s in steps)}
     for result in rewrites.values():
+        file = result.original.display
         try:
             module = compile_text(result.text, result.filename)
         except (SyntaxError, ValueError) as error:
-            raise refuse(
-                "BP305", f"{result.original.module}: {error}", next="report this with the source file",
-                file=result.original.display,
-            ) from error  # fmt: skip
-        for name, target in result.targets.items():
+            failures.append(
+                Failure("BP305", f"{result.original.module}: {error}", "report this with the source file", file=file)
+            )
+            continue
+        for name, target in [item for item in result.targets.items() if item[0] in edited]:
             code = find_code(module, target.qualname, first_line(target.node))
             if code is None:
-                raise refuse(
-                    "BP306", f"{name} is not in the compiled module", ("file", result.original.display),
-                    next="report this with the source file", file=result.original.display,
-                )  # fmt: skip
-            found.append(Compiled(name, code, result.filename, result.text))
+                failures.append(Failure(
+                    "BP306", f"{name} is not in the compiled module", "report this with the source file",
+                    (("file", file),), file,
+                ))  # fmt: skip
+            else:
+                found.append(Compiled(name, code, result.filename, result.text))
+    if failures:
+        raise PatchError(*failures)
     return found
 
 
-def _called_through(plan: Plan) -> list[Compiled]:
+def _called_through(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
     found = []
     for name, steps in plan.steps.items():
         through = [step for step in in_order(steps) if isinstance(step.edit, CallThrough)]
         if through:
             target = plan.target(name)
+            spliced = rewrites.get(target.text.module)
+            # Where other edits rewrote the target too, that is what is called, with the parameters that it has.
+            target = spliced.targets.get(name, target) if spliced else target
             text = through_text(target, through)
             filename = f"<balance_patcher {name}>"
-            maker = next(c for c in compile_text(text, filename).co_consts if isinstance(c, CodeType))
-            code = next(c for c in maker.co_consts if isinstance(c, CodeType))
+            owner = [target.owner.name] if target.owner else []
+            code = _take(compile_text(text, filename), "upstream", *owner, target.node.name)
             found.append(Compiled(name, code, filename, text))
     return found
 
 
+def _take(code: CodeType, *names: str) -> CodeType:
+    """A code object out of text that was made here, by the names of the scopes around it."""
+    for name in names:
+        code = next(inner for inner in code.co_consts if isinstance(inner, CodeType) and inner.co_name == name)
+    return code
+
+
 def through_text(target: Target, steps: list[Step]) -> str:
-    """The text of a function that calls upstream's, then ours, and returns upstream's result."""
+    """The text of a function that calls upstream's, then ours, and returns upstream's result.
+
+    A method stands in a class of its class's name, so that private names and ``super()`` come out right.
+    """
     arguments = ast.parse(f"def f({ast.unparse(_bare(target.node.args))}): pass").body[0]
     signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
-    first = [ast.Name(a.arg) for a in [*target.node.args.posonlyargs, *target.node.args.args][:1]] if target.owner else []
+    positional = [*target.node.args.posonlyargs, *target.node.args.args]
+    first = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
     passed = render_bound((*first, *_forwarded(target)))
     mark = f"{MARK}{steps[0].delta.name}"
-    lines = [f"def upstream({_UPSTREAM}):", f"    def {target.node.name}({signature}):{mark}"]
-    lines.append(f"        balance_result = {_UPSTREAM}({passed}){mark}")
+    name, indent = target.node.name, "    "
+    lines = [f"def upstream({_UPSTREAM}):"]
+    if target.owner is not None:
+        name, indent = target.owner.name, indent * 2
+        lines.append(f"    class {name}:")
+    lines.append(f"{indent}def {target.node.name}({signature}):{mark}")
+    lines.append(f"{indent}    balance_result = {_UPSTREAM}({passed}){mark}")
     for step in steps:
-        lines += [f"        {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
-    lines += [f"        return balance_result{mark}", f"    return {target.node.name}", ""]
+        lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
+    lines += [f"{indent}    return balance_result{mark}", f"    return {name}", ""]
     return "\n".join(lines)
 
 
@@ -159,27 +192,107 @@ def build(feature: Feature | str, lane: Lane | None = None) -> Built:
         from .registry import find_feature
 
         feature = find_feature(feature)
-    lane = lane or Lane("installed", InstalledSource())
+    with _no_collection():
+        return _build(feature, lane or Lane("installed", InstalledSource()))
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Parsing makes many objects at once; on a heap full of torch each collection that sets off costs 100 ms."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _build(feature: Feature, lane: Lane) -> Built:
     plan = make_plan(lane, feature)
-    rewrites, compiled = compile_plan(plan)
-    broken = [f for finding in check_invariants(plan, rewrites) for f in finding.failures if finding.status != "holds"]
-    if broken:
-        raise PatchError(*broken)
+    failures: list[Failure] = []
+    rewrites: dict[str, Rewrite] | None = None
+    compiled: list[Compiled] = []
+    try:
+        rewrites, compiled = compile_plan(plan)
+    except PatchError as error:
+        failures += error.failures
+    failures += [failure for finding in check_invariants(plan, rewrites) for failure in finding.failures]
+    proven, unproven = _prove_all(plan)
+    failures += unproven
+    if failures or rewrites is None:
+        raise PatchError(*dict.fromkeys(failures))
     built = Built(feature, plan, rewrites)
     if feature.runtime is not None:
         built.classes[feature.runtime.base] = _runtime_class(feature.runtime, plan)
     for item in compiled:
-        _rebuild(built, item)
+        _rebuild(built, item, *proven[item.target])
     return built
 
 
-def _live(name: str) -> Any:
-    """The live object ``module:Qual.name``."""
+def _prove_all(plan: Plan) -> tuple[dict[str, tuple[object, FunctionType]], list[Failure]]:
+    """Each target as its class has it and the plain function that runs; or why that cannot be proven.
+
+    The loops that an invariant speaks of are proven too: what was read of them must be what runs. Nothing of
+    theirs is edited, so a wrapper through which they are reached does no harm (BP602 is a refusal for targets).
+    """
+    targets = {p.delta.target: p.target for p in plan.placements if p.target is not None}
+    for invariant in plan.feature.invariants:
+        if isinstance(invariant, CalledOnce) and invariant.target not in targets:
+            found = find_target(plan.lane, invariant.target)
+            if isinstance(found, Target):
+                targets[invariant.target] = found
+    edited = {placement.delta.target for placement in plan.placements}
+    proven: dict[str, tuple[object, FunctionType]] = {}
+    failures: list[Failure] = []
+    for name, target in targets.items():
+        try:
+            live = _live_member(name)
+            proven[name] = live, prove(target.text, target.qualname, target.node, live)
+        except PatchError as error:
+            failures += [failure for failure in error.failures if name in edited or failure.code != "BP602"]
+    return proven, failures
+
+
+def _live(name: str, target: str = "") -> Any:
+    """The live object ``module:Qual.name``, or the live module ``module:``.
+
+    Args:
+        name: What is looked up.
+        target: What a refusal names instead.
+
+    Raises:
+        PatchError: BP603, if it is not there; BP604, if its module cannot be imported.
+    """
     module, _, qualname = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise refuse(
+            "BP604", f"{module} cannot be imported: {type(error).__name__}: {error}", ("target", target or name),
+            next="run it with the Python that has vLLM, and mend that import first",
+        ) from error  # fmt: skip
+    for part in filter(None, qualname.split(".")):
+        if not hasattr(found, part):
+            raise _gone(target or name, part, found)
         found = getattr(found, part)
     return found
+
+
+def _live_member(name: str) -> object:
+    """A target as the ``__dict__`` of its live class or module has it."""
+    module, _, qualname = name.partition(":")
+    outer, _, last = qualname.rpartition(".")
+    owner = _live(f"{module}:{outer}", name)
+    if last not in vars(owner):
+        raise _gone(name, last, owner)
+    return vars(owner)[last]
+
+
+def _gone(name: str, part: str, owner: Any) -> PatchError:
+    return refuse(
+        "BP603", f"{part} is not in the live {owner.__name__}", ("target", name), next="find out who removed it"
+    )
 
 
 def _runtime_class(runtime: RuntimeClass, plan: Plan) -> type:
@@ -187,47 +300,40 @@ def _runtime_class(runtime: RuntimeClass, plan: Plan) -> type:
     made = runtime.make(base)
     if not made.__bases__ or made.__bases__[0] is not base:
         raise refuse(
-            "BP002", f"{runtime.name}: its first base is not {runtime.base}", next="let `make` derive from what it is given"
-        )
+            "BP002", f"{runtime.name}: its first base is not {runtime.base}",
+            next="let `make` derive from what it is given",
+        )  # fmt: skip
+    namespace = vars(_live(runtime.base.partition(":")[0] + ":"))
     for placement in plan.placements:
         for name, text in placement.exports.items():
-            setattr(made, name, _export(runtime, name, text, _live(runtime.base.partition(":")[0] + ":__dict__")))
+            setattr(made, name, _export(runtime, name, text, namespace, made))
     return made
 
 
-def _export(runtime: RuntimeClass, name: str, text: str, namespace: dict[str, Any]) -> FunctionType:
+def _export(runtime: RuntimeClass, name: str, text: str, namespace: dict[str, Any], made: type) -> FunctionType:
     """A method that evaluates what a delta bound, on the live globals of upstream's module."""
+    owner = runtime.base.replace(":", ".").rpartition(".")[2]  # the class whose private names the text may use
     filename = f"<balance_patcher {runtime.base}.{name}>"
-    source = f"def {name}(self):\n    return {text}\n"
-    code = next(c for c in compile_text(source, filename).co_consts if isinstance(c, CodeType))
+    source = f"class {owner}:\n    def {name}(self):\n        return {text}\n"
+    code = _take(compile_text(source, filename), owner, name)
     show(filename, source)
-    function = FunctionType(code, namespace, name)
+    function = FunctionType(code, namespace, name, None, tuple(CellType(made) for _ in code.co_freevars) or None)
     function.__qualname__ = f"{runtime.name}.{name}"
     function.__module__ = namespace["__name__"]
     return function
 
 
-def _rebuild(built: Built, item: Compiled) -> None:
-    module, _, qualname = item.target.partition(":")
-    owner_name, _, name = item.target.rpartition(".")
-    owner = _live(owner_name) if "." in qualname else importlib.import_module(module)
-    target = built.plan.target(item.target)
-    if name not in vars(owner):
-        raise refuse(
-            "BP603", f"{qualname} is not in the live {owner.__name__}", ("target", item.target),
-            next="find out who removed it",
-        )  # fmt: skip
-    live = vars(owner)[name]
-    original = prove(target.text, target.qualname, target.node, live)
+def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType) -> None:
+    owner_name, _, name = item.target.rpartition(".")  # of a module-level function there is no owner
     runtime = built.classes.get(owner_name)
-    through = item.filename.endswith(f"{item.target}>")
-    cells: dict[str, Any] = dict(zip(original.__code__.co_freevars, original.__closure__ or ()))
-    if runtime is not None:
-        cells["__class__"] = CellType(runtime)
-    elif isinstance(owner, type):
-        cells.setdefault("__class__", CellType(owner))
-    if through:
+    cells: dict[str, Any] = {}
+    if item.through:
         cells[_UPSTREAM] = CellType(built.functions.get(item.target, original))
+    else:
+        # Upstream's own `__class__` among them: its `super()` goes on to mean upstream's class.
+        cells |= zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
+    if "." in item.target.partition(":")[2]:
+        cells.setdefault("__class__", CellType(runtime or _live(owner_name)))
     function = _function(item, original, cells, _added_defaults(built.plan, item.target))
     if runtime is not None:
         function.__qualname__ = f"{runtime.__qualname__}.{name}"
@@ -248,10 +354,11 @@ def _function(item: Compiled, original: FunctionType, cells: dict[str, Any], add
     function.__doc__ = original.__doc__
     function.__module__ = original.__module__
     function.__qualname__ = original.__qualname__
-    for name in ("__annotate__",) if hasattr(original, "__annotate__") else ("__annotations__",):
-        setattr(function, name, getattr(original, name))
-    if hasattr(original, "__type_params__"):
-        function.__type_params__ = original.__type_params__
+    # From 3.14 annotations are computed when they are asked for, unless somebody has set them.
+    lazy = getattr(original, "__annotate__", None) is not None
+    for name in ("__annotate__" if lazy else "__annotations__", "__type_params__"):
+        if hasattr(original, name):
+            setattr(function, name, getattr(original, name))
     return function
 
 
@@ -261,8 +368,12 @@ def _added_defaults(plan: Plan, target: str) -> tuple[object, ...]:
 
 
 def show(filename: str, text: str) -> None:
-    """Let tracebacks, ``pdb`` and ``inspect.getsource`` find a text; no file, so no mtime."""
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    """Let tracebacks, ``pdb`` and ``inspect.getsource`` find a text; no file, so no mtime.
+
+    The lines are the compiler's (a form feed ends none), with the line ends that ``linecache`` gives a file's.
+    """
+    lines = [line.rstrip("\r\n") + "\n" for line in ModuleText("", "", filename, text).lines]
+    linecache.cache[filename] = (len(text), None, lines, filename)
 
 
 def signature_of(target: Target) -> inspect.Signature:
@@ -277,7 +388,7 @@ def signature_of(target: Target) -> inspect.Signature:
         parameters.append(kinds(a.arg, kind, default=kinds.empty if at < without else None))
     if arguments.vararg:
         parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
-    for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+    for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         parameters.append(kinds(a.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
     if arguments.kwarg:
         parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))

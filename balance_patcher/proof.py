@@ -8,20 +8,27 @@ by name: a file that was edited after the import, a wrapper, a function from som
 from __future__ import annotations
 
 import ast
+import os
 import warnings
-from collections.abc import Iterator
-from types import CodeType, FunctionType
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache, partial, partialmethod
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from .errors import PatchError, refuse
+from .errors import Failure, PatchError
 from .source import ModuleText
 
 _PLAIN = (
-    "co_name", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_names", "co_varnames",
-    "co_freevars", "co_cellvars", "co_firstlineno", "co_code",
+    "co_name", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags",
+    "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_firstlineno", "co_code",
 )  # fmt: skip
+_SINCE_3_11 = ("co_qualname", "co_exceptiontable")
+#: How many objects are looked at behind a wrapper before it is taken for a replacement.
+_REACH = 500
 
 
+@lru_cache(maxsize=4)
 def compile_text(text: str, filename: str) -> CodeType:
     """Compile a module's text the way an import would, without warnings and without our flags."""
     with warnings.catch_warnings():
@@ -58,9 +65,9 @@ def same_code(one: CodeType, other: CodeType) -> bool:
     """Whether two code objects are the same but for columns and file name."""
     if any(getattr(one, name) != getattr(other, name) for name in _PLAIN):
         return False
-    if list(one.co_lines()) != list(other.co_lines()):
+    if any(getattr(one, name, None) != getattr(other, name, None) for name in _SINCE_3_11):
         return False
-    if getattr(one, "co_exceptiontable", b"") != getattr(other, "co_exceptiontable", b""):
+    if list(one.co_lines()) != list(other.co_lines()):
         return False
     return len(one.co_consts) == len(other.co_consts) and all(map(_same_constant, one.co_consts, other.co_consts))
 
@@ -79,26 +86,68 @@ def _typed(value: object) -> str:
     return f"{type(value).__name__}:{value!r}"
 
 
-def inner_functions(function: Any) -> Iterator[FunctionType]:
-    """The functions that a wrapper reaches through ``__wrapped__`` and its closure cells, nearest first."""
-    seen: set[int] = set()
-    queue = [function]
-    while queue:
-        current = queue.pop(0)
-        current = getattr(current, "__func__", current)
+def reached(live: object) -> Iterator[tuple[FunctionType, tuple[object, ...]]]:
+    """The functions that an attribute is or can call, each with what stands around it, the outermost first.
+
+    Looked through are ``__wrapped__``, closure cells, defaults, attributes of functions and of callable
+    objects, bound methods, partial objects, and the functions that the outermost one names in its module.
+    """
+    seen: dict[int, object] = {}
+    queue: list[tuple[object, tuple[object, ...]]] = [(live, ())]
+    # Depth first, and first along `__wrapped__`: `functools.wraps` copies the attributes of what it wraps, and by
+    # such a copy a wrapper in between would be passed over.
+    while queue and len(seen) < _REACH:
+        current, around = queue.pop()
         if id(current) in seen:
             continue
-        seen.add(id(current))
+        seen[id(current)] = current
         if isinstance(current, FunctionType):
-            if current is not function:
-                yield current
-            for cell in current.__closure__ or ():
-                try:
-                    queue.append(cell.cell_contents)
-                except ValueError:
-                    continue
-        if hasattr(current, "__wrapped__"):
-            queue.append(current.__wrapped__)
+            yield current, around
+        held = list(_held(current))
+        if not around and isinstance(current, FunctionType):
+            named = [current.__globals__.get(name) for name in current.__code__.co_names]
+            held += [value for value in named if isinstance(value, FunctionType)]
+        queue += [(inner, (*around, current)) for inner in reversed(held) if _callable(inner)]
+
+
+def inner_functions(function: object) -> Iterator[FunctionType]:
+    """The functions behind a wrapper, see :func:`reached`; the wrapper itself is left out."""
+    return (inner for inner, _ in reached(function) if inner is not function)
+
+
+def _held(current: Any) -> Iterator[object]:
+    with suppress(Exception):  # a foreign object may do anything when it is asked
+        yield current.__wrapped__
+    if isinstance(current, FunctionType):
+        for cell in current.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+        yield from current.__defaults__ or ()
+        yield from (current.__kwdefaults__ or {}).values()
+    elif isinstance(current, (staticmethod, classmethod)):
+        yield current.__func__
+    elif isinstance(current, MethodType):
+        yield from (current.__func__, current.__self__)
+    elif isinstance(current, (partial, partialmethod)):
+        yield from (current.func, *current.args, *current.keywords.values())
+    elif isinstance(current, property):
+        yield from (current.fget, current.fset, current.fdel)
+    for name in (name for kind in type(current).__mro__ for name in _slots(kind)):
+        with suppress(Exception):
+            yield getattr(current, name)
+    with suppress(Exception):
+        yield from vars(current).values()
+
+
+def _slots(kind: type) -> Iterable[str]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _callable(value: object) -> bool:
+    return isinstance(value, classmethod) or (callable(value) and not isinstance(value, type))
 
 
 def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
@@ -122,54 +171,85 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
         PatchError: BP601, BP602, BP603 by name, file and line; BP604 if it has no code to compare.
     """
     expected = find_code(compile_text(text.text, text.display), qualname, first_line(node))
-    function = live.__func__ if isinstance(live, (staticmethod, classmethod)) else live
     target = ("target", f"{text.module}:{qualname}   ({text.display}:{node.lineno})")
-    if not isinstance(function, FunctionType):
-        inner = [found for found in inner_functions(function) if expected and same_code(found.__code__, expected)]
-        kind = f"{type(function).__module__}.{type(function).__qualname__}"
-        if inner:
-            raise _wrapped(target, f"an object of {kind}", kind)
-        raise refuse(
-            "BP604", f"{qualname} is an object of {kind}, which has no code to compare", target,
-            next="find out who put it there; it must be a plain function",
-        )  # fmt: skip
-    if expected is None:
-        raise _edited(target, qualname, function)
-    if same_code(function.__code__, expected):
+    for function, around in reached(live):
+        same = expected is not None and _of_module(function, text.module) and same_code(function.__code__, expected)
+        if not same and not _stands_in(function, text, qualname):
+            continue
+        # A decorator in upstream's own text is upstream's; without one, whatever stands around is foreign.
+        foreign = [outer for outer in around if not (node.decorator_list and _from_upstream(outer, text.module))]
+        failures = [_wrapped(target, foreign)] if foreign else []
+        if not same:
+            failures.append(_edited(target, qualname, function))
+        if failures:
+            raise PatchError(*failures)
         return function
-    for inner_function in inner_functions(function):
-        if same_code(inner_function.__code__, expected):
-            if node.decorator_list and _from_upstream(function, text.module):
-                return inner_function
-            raise _wrapped(target, _place(function), function.__qualname__)
-    if function.__code__.co_filename == text.display:
-        raise _edited(target, qualname, function)
-    raise refuse(
-        "BP603", f"{qualname} is not upstream's function but {_place(function)}", target,
-        next="remove the other patch, or import it after balance_patcher and let it call through",
+    plain = live.__func__ if isinstance(live, (staticmethod, classmethod)) else live
+    if isinstance(plain, FunctionType):
+        raise PatchError(Failure(
+            "BP603", f"{qualname} is not upstream's function but {_place(live)}",
+            "remove the other patch, or import it after balance_patcher and let it call through", (target,),
+        ))  # fmt: skip
+    raise PatchError(Failure(
+        "BP604", f"{qualname} is {_place(live)}, which has no code to compare",
+        "find out who put it there; it must be a plain function", (target,),
+    ))  # fmt: skip
+
+
+def _wrapped(target: tuple[str, str], foreign: list[object]) -> Failure:
+    return Failure(
+        "BP602", f"by {' around '.join(map(_place, foreign))}",
+        f"install balance_patcher before {_name(foreign[0])} is applied, or remove that wrapper", (target,),
     )  # fmt: skip
 
 
-def _wrapped(target: tuple[str, str], by: str, name: str) -> PatchError:
-    return refuse(
-        "BP602", f"by {by}", target,
-        next=f"install balance_patcher before {name} is applied, or remove that wrapper",
+def _edited(target: tuple[str, str], qualname: str, function: FunctionType) -> Failure:
+    return Failure(
+        "BP601", f"{qualname} as it runs was not compiled from this text",
+        "restart the process: the file was changed after vLLM was imported", (target, ("running", _place(function))),
     )  # fmt: skip
 
 
-def _edited(target: tuple[str, str], qualname: str, function: FunctionType) -> PatchError:
-    return refuse(
-        "BP601", f"{qualname} as it runs was not compiled from this text", target, ("running", _place(function)),
-        next="restart the process: the file was changed after vLLM was imported",
-    )  # fmt: skip
+def _of_module(function: FunctionType, module: str) -> bool:
+    """Whether a function reads its globals from a module; equal code on other globals is another function."""
+    return bool(function.__globals__.get("__name__") == module)
 
 
-def _from_upstream(function: FunctionType, module: str) -> bool:
-    return function.__globals__.get("__name__", "").partition(".")[0] == module.partition(".")[0]
-
-
-def _place(function: FunctionType) -> str:
-    """``module.name (file:line)`` of a live function."""
+def _stands_in(function: FunctionType, text: ModuleText, qualname: str) -> bool:
+    """Whether a live function is the one of that name in the module's file, whatever its code is now."""
     code = function.__code__
-    where = function.__globals__.get("__name__", function.__module__)
-    return f"{where}.{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+    # Before 3.11 only the function knows its qualified name, which `functools.wraps` copies.
+    full = getattr(code, "co_qualname", function.__qualname__)
+    named = full == qualname and code.co_name == qualname.rpartition(".")[2]
+    return named and _of_module(function, text.module) and _same_file(code.co_filename, text.display)
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _from_upstream(outer: object, module: str) -> bool:
+    if isinstance(outer, (staticmethod, classmethod)):
+        return True
+    name = outer.__globals__.get("__name__", "") if isinstance(outer, FunctionType) else ""
+    return bool(name.partition(".")[0] == module.partition(".")[0])
+
+
+def _name(live: object) -> str:
+    if isinstance(live, FunctionType):
+        # Not the function's own `__qualname__`, which `functools.wraps` makes upstream's.
+        where = live.__globals__.get("__name__", live.__module__)
+        return f"{where}.{getattr(live.__code__, 'co_qualname', live.__code__.co_name)}"
+    return f"{type(live).__module__}.{type(live).__qualname__}"
+
+
+def _place(live: object) -> str:
+    """``module.name (file:line)`` of a live function, or the same of a callable object's class."""
+    if isinstance(live, FunctionType):
+        return f"{_name(live)} ({live.__code__.co_filename}:{live.__code__.co_firstlineno})"
+    if isinstance(live, (partial, partialmethod, MethodType, staticmethod, classmethod)):
+        inner = live.func if isinstance(live, (partial, partialmethod)) else live.__func__
+        return f"an object of {_name(live)} over {_place(inner)}"
+    call = next((vars(kind)["__call__"] for kind in type(live).__mro__ if "__call__" in vars(kind)), None)
+    where = f" ({call.__code__.co_filename}:{call.__code__.co_firstlineno})" if isinstance(call, FunctionType) else ""
+    return f"an object of {_name(live)}{where}"

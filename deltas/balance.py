@@ -467,11 +467,12 @@ class DPEngineCoreProc:
 """,
         after="""
 def upstream(balance_patcher_upstream):
-    def _has_global_unfinished_reqs(self, local, every=None):
-        balance_result = balance_patcher_upstream(self, local, every)
-        self.scheduler.balance_gather(self.dp_group)
-        return balance_result
-    return _has_global_unfinished_reqs
+    class DPEngineCoreProc:
+        def _has_global_unfinished_reqs(self, local, every=None):
+            balance_result = balance_patcher_upstream(self, local, every)
+            self.scheduler.balance_gather(self.dp_group)
+            return balance_result
+    return DPEngineCoreProc
 """,
     ),
 )
