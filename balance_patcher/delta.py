@@ -7,15 +7,16 @@ is an error at import (BP001, BP002) and never a patch that silently finds nothi
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Union
+from typing import Any
 
 from .errors import PatchError, refuse
-from .pattern import Pattern, Template, compile_pattern
+from .pattern import Bound, Pattern, Template, compile_pattern, scan
 
 #: In the text of a :class:`Prologue`: the target's own parameters, as call arguments.
 PARAMETERS = "PARAMETERS"
@@ -57,9 +58,16 @@ class Anchor:
     allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        holes = self.holes  # compiles every pattern, so a bad one is an error here
         for name in self.allow:
-            if name not in self.holes:
+            if name not in holes:
                 raise _bad(f"`allow` names ${name}, which the anchor does not bind")
+        for level in self.inside:
+            if compile_pattern(level.pattern).kind in ("expression", "statements"):
+                raise _bad(f"level {level.name!r} is no compound statement: `{level.pattern}`")
+        for text in (self.after, self.before):
+            if text and compile_pattern(text).kind == "statements":
+                raise _bad(f"`after` and `before` are one statement each: `{compile_pattern(text)}`")
         names = [level.name for level in self.inside]
         if len(set(names)) < len(names) or "anchor" in names:
             raise _bad("levels need names of their own, and `anchor` is taken")
@@ -73,6 +81,12 @@ class Anchor:
         """Every name that a match binds."""
         texts = [self.pattern, *(level.pattern for level in self.inside), self.after, self.before]
         return frozenset().union(*(compile_pattern(text).holes for text in texts if text))
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """Those of them that stand for an operator."""
+        texts = [self.pattern, *(level.pattern for level in self.inside), self.after, self.before]
+        return frozenset().union(*(_operators(text) for text in texts if text))
 
     def __str__(self) -> str:
         parts = [f"`{self.compiled}`"]
@@ -136,8 +150,8 @@ class CallThrough:
     then: str
 
 
-Edit = Union[InsertBefore, InsertAfter, Replace, Prologue, AddParameter, CallThrough]
-TextEdit = Union[InsertBefore, InsertAfter, Replace]
+Edit = InsertBefore | InsertAfter | Replace | Prologue | AddParameter | CallThrough
+TextEdit = InsertBefore | InsertAfter | Replace
 
 
 @dataclass(frozen=True)
@@ -168,13 +182,19 @@ class Variant:
         if self.status != "applied" and self.anchor is None:
             raise _bad(f"variant {self.name!r} has no anchor, so it would match everything")
         known = (self.anchor.holes if self.anchor else frozenset()) | {PARAMETERS}
+        operators = self.anchor.operators if self.anchor else frozenset()
         for text in [*map(edit_text, self.edits), *self.exports.values()]:
             unknown = Template(text).holes - known
             if unknown:
-                raise _bad(f"variant {self.name!r} uses ${sorted(unknown)[0]}, which its anchor does not bind")
+                raise _bad(f"variant {self.name!r} uses ${min(unknown)}, which its anchor does not bind")
+            wrong = _operators(text) - operators
+            if wrong:
+                raise _bad(f"variant {self.name!r} uses <${min(wrong)}>, which is no operator in its anchor")
+        for name, text in self.exports.items():
+            _check_export(name, text)
         levels = {"anchor", *(level.name for level in (self.anchor.inside if self.anchor else ()))}
         for edit in self.edits:
-            if isinstance(edit, (InsertBefore, InsertAfter, Replace)) and (self.anchor is None or edit.at not in levels):
+            if isinstance(edit, TextEdit) and (self.anchor is None or edit.at not in levels):
                 raise _bad(f"variant {self.name!r} edits at {edit.at!r}, which is no level of its anchor")
             _check_text(edit)
 
@@ -188,24 +208,23 @@ def edit_text(edit: Edit) -> str:
 
 def _check_text(edit: Edit) -> None:
     if isinstance(edit, AddParameter):
-        try:
-            ast.literal_eval(edit.default)
-        except (ValueError, SyntaxError):
-            raise _bad(f"the default of parameter {edit.name!r} is no literal: {edit.default}") from None
+        _check_parameter(edit)
         return
     template = Template(edit_text(edit))
-    probe = template.fill({name: "probe" for name in template.holes} | _probe_operators(template))
+    probe = _probe(template)
     try:
         tree = ast.parse(probe)
     except SyntaxError as error:
         raise _bad(f"the text of an edit is not Python ({error.msg}):\n{template.text}") from None
-    if not tree.body or all(isinstance(node, ast.Pass) for node in tree.body):
+    if all(map(_does_nothing, tree.body)):
         raise refuse("BP111", "the edit's text does nothing", ("text", template.text), next="remove the edit")
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             raise _bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             raise _bad("an edit must not declare global or nonlocal names")
+    if isinstance(edit, CallThrough) and any(map(_leaves, tree.body)):
+        raise _bad("a call-through returns upstream's result: no return, yield or await of its own")
     marked = "\n".join(f"{line}  # mark" if line.strip() else line for line in probe.splitlines())
     try:
         same = ast.dump(ast.parse(marked)) == ast.dump(tree)
@@ -215,10 +234,47 @@ def _check_text(edit: Edit) -> None:
         raise _bad("every line of an edit ends in a marker comment: no multi-line strings, no backslashes")
 
 
-def _probe_operators(template: Template) -> dict[str, ast.AST]:
-    from .pattern import scan
+def _check_parameter(edit: AddParameter) -> None:
+    if not edit.name.isidentifier() or keyword.iskeyword(edit.name):
+        raise _bad(f"a parameter cannot be called {edit.name!r}")
+    try:
+        ast.literal_eval(edit.default)
+        literal = len(edit.default.splitlines()) == 1
+    except (ValueError, SyntaxError, TypeError):
+        literal = False
+    if not literal:
+        raise _bad(f"the default of parameter {edit.name!r} is no literal on one line: {edit.default}")
 
-    return {hole.name: ast.Eq() for hole in scan(template.text) if hole.kind == "op"}
+
+def _check_export(name: str, text: str) -> None:
+    try:
+        ast.parse(_probe(Template(text)), mode="eval")
+    except SyntaxError:
+        raise _bad(f"the export {name!r} is no expression: {text}") from None
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether a statement leaves or suspends the function that it stands in."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return False
+    left = isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Await))
+    return left or any(map(_leaves, ast.iter_child_nodes(node)))
+
+
+def _operators(text: str) -> frozenset[str]:
+    return frozenset(hole.name for hole in scan(text) if hole.kind == "op" and hole.name != "_")
+
+
+def _probe(template: Template) -> str:
+    """The text with something harmless in every hole."""
+    bound: dict[str, Bound] = dict.fromkeys(template.holes, "probe")
+    bound.update({hole.name: ast.Eq() for hole in scan(template.text) if hole.kind == "op"})
+    return template.fill(bound)
 
 
 @dataclass(frozen=True)
@@ -285,6 +341,22 @@ class RuntimeClass:
 
 
 @dataclass(frozen=True)
+class Enabling:
+    """When a feature runs in an engine. Each function gets the live ``VllmConfig``.
+
+    Attributes:
+        asked: Who asks for it, in words for the log; ``None`` when nobody does.
+        excluded: Why it must not run although it is asked for; empty when nothing stands against it. Gets the
+            engine core that is being built, too.
+        needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
+    """
+
+    asked: Callable[[Any], str | None]
+    excluded: Callable[[Any, Any], tuple[str, ...]]
+    needless: Callable[[Any, Any], str | None]
+
+
+@dataclass(frozen=True)
 class CallShape:
     """A way in which a target must be callable: ``CallShape(TARGET, "throttle_prefills=True")``."""
 
@@ -307,6 +379,9 @@ class CalledOnce:
     call: str
     idle: str
 
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.call, self.idle)
+
 
 @dataclass(frozen=True)
 class Ordered:
@@ -317,6 +392,9 @@ class Ordered:
     first: str
     then: str
 
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.first, self.then)
+
 
 @dataclass(frozen=True)
 class Sets:
@@ -325,6 +403,9 @@ class Sets:
     name: str
     target: str
     attribute: str
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target)
 
 
 @dataclass(frozen=True)
@@ -337,6 +418,12 @@ class Agree:
     other: str
     holes: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.one, self.other)
+        missing = set(self.holes) - (compile_pattern(self.one).holes & compile_pattern(self.other).holes)
+        if missing or not self.holes:
+            raise _bad(f"invariant {self.name!r} needs holes that both patterns bind: {sorted(missing)}")
+
 
 @dataclass(frozen=True)
 class Pure:
@@ -348,7 +435,7 @@ class Pure:
     calls: tuple[str, ...] = ("len",)
 
 
-Invariant = Union[CalledOnce, Ordered, Sets, Agree, Pure]
+Invariant = CalledOnce | Ordered | Sets | Agree | Pure
 
 
 @dataclass(frozen=True)
@@ -362,6 +449,7 @@ class Feature:
         runtime: The subclass that carries it, if it needs one.
         invariants: What must hold upstream besides the anchors.
         call_shapes: How the rewritten targets must be callable.
+        enabling: When it runs in an engine; without one it is installed by hand only.
     """
 
     name: str
@@ -370,6 +458,7 @@ class Feature:
     runtime: RuntimeClass | None = None
     invariants: tuple[Invariant, ...] = ()
     call_shapes: tuple[CallShape, ...] = ()
+    enabling: Enabling | None = None
 
     def __post_init__(self) -> None:
         names = [delta.name for delta in self.deltas]
@@ -377,8 +466,20 @@ class Feature:
             raise _bad(f"feature {self.name!r} needs deltas with names of their own")
         known = set(names)
         for invariant in self.invariants:
-            if isinstance(invariant, Pure) and invariant.delta not in known:
-                raise _bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+            if isinstance(invariant, Pure):
+                self._check_pure(invariant)
+        after = {delta.name: known.intersection(delta.after) - {delta.name} for delta in self.deltas}
+        while ready := {name for name, waits in after.items() if not waits}:
+            after = {name: waits - ready for name, waits in after.items() if name not in ready}
+        if after:
+            raise _bad(f"feature {self.name!r}: {' and '.join(map(repr, sorted(after)))} come after each other")
+
+    def _check_pure(self, invariant: Pure) -> None:
+        variants = [variant for delta in self.deltas if delta.name == invariant.delta for variant in delta.variants]
+        if not variants:
+            raise _bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+        if not any(variant.anchor and invariant.hole in variant.anchor.holes for variant in variants):
+            raise _bad(f"invariant {invariant.name!r}: {invariant.delta!r} does not bind ${invariant.hole}")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -404,9 +505,17 @@ class Refusal:
     code: str
 
 
+def _check_invariant(name: str, target: str, *patterns: str) -> None:
+    """Compile its patterns, so that a bad one is an error where it is declared."""
+    if not _TARGET.fullmatch(target):
+        raise _bad(f"the target of invariant {name!r} is not written `module:Qual.name`: {target!r}")
+    for pattern in patterns:
+        compile_pattern(pattern)
+
+
 def _where() -> str:
     """``deltas/balance.py:41``: the line of the declaration that is being made."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # noqa: SLF001 - a tenth of the time of `inspect.stack`
     while frame.f_back and frame.f_code.co_filename in (__file__, "<string>"):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)

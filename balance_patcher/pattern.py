@@ -33,11 +33,14 @@ Found = dict[str, Bound]
 Allowed = Mapping[str, "tuple[str, ...]"]
 
 _ONE, _LIST, _OP = "__bp_one_", "__bp_list_", "__bp_op_"
-_HOLE = re.compile(r"<\$(?P<op>[A-Z][A-Z0-9_]*|_)>|\$\$\$(?P<list>[A-Z][A-Z0-9_]*|_)|\$(?P<one>[A-Z][A-Z0-9_]*|_)")
+_HOLE = re.compile(
+    r"<\$(?P<op>[A-Z][A-Z0-9_]*|_)>|\$\$\$(?P<list>[A-Z][A-Z0-9_]*|_)(?!\w)|\$(?P<one>[A-Z][A-Z0-9_]*|_)(?!\w)"
+)
 _QUOTE = re.compile(r"(?P<prefix>[A-Za-z]{0,2})(?P<quote>'''|\"\"\"|'|\")")
 _SKIPPED = {"ctx", "type_comment", "kind", "type_ignores"}
 _SUITES = {"body", "orelse", "handlers", "finalbody", "cases", "decorator_list"}
-_LOOSE = re.compile(r"\s*(else|elif|except|finally|case)\b")
+# `case` is an identifier too: `case.run()`, `case = 1`.
+_LOOSE = re.compile(r"\s*((else|elif|except|finally)\b|case\s+(?!(in|is|if|and|or|not)\b)[\w\"'(\[{$-])")
 _HEADER = re.compile(r"\s*(if|while|for|with|async|def|class|try)\b")
 
 #: Comparison operators as they are written.
@@ -79,19 +82,22 @@ def scan(text: str) -> list[Hole]:
     """The holes of a text, outside strings and comments.
 
     Raises:
-        PatchError: BP001, for a hole inside an f-string or a ``$`` that is no hole.
+        PatchError: BP001, for a hole inside an f-string, a ``$`` that is no hole, or a hole that is
+            a part of a longer name.
     """
     holes, at = [], 0
     while at < len(text):
         char = text[at]
         if char == "#":
             at = (text.find("\n", at) + 1) or len(text)
-        elif (match := _QUOTE.match(text, at)) and not (at and (text[at - 1].isalnum() or text[at - 1] == "_")):
+        elif (match := _QUOTE.match(text, at)) and not (match["prefix"] and _in_word(text, at)):
             end = _string_end(text, match.end(), match["quote"])
             if "f" in match["prefix"].lower() and _hole_in_braces(text[match.end() : end]):
                 raise _bad(text, "a hole inside an f-string", "move the expression out of the f-string")
             at = end
-        elif match := _HOLE.match(text, at):
+        elif (match := _HOLE.match(text, at)) and not (char == "$" and _in_word(text, at)):
+            if text.startswith(">=", match.end() - 1):
+                raise _bad(text, f"`{match.group()}=` is no hole", "an operator hole stands for the whole operator")
             kind = match.lastgroup or ""
             holes.append(Hole(at, match.end(), kind, match[kind]))
             at = match.end()
@@ -100,6 +106,10 @@ def scan(text: str) -> list[Hole]:
         else:
             at += 1
     return holes
+
+
+def _in_word(text: str, at: int) -> bool:
+    return at > 0 and (text[at - 1].isalnum() or text[at - 1] == "_")
 
 
 def _string_end(text: str, at: int, quote: str) -> int:
@@ -161,7 +171,7 @@ class Pattern:
         bound = dict(known or {})
         nodes = [candidate] if isinstance(candidate, ast.AST) else list(candidate)
         if self.kind == "statements":
-            return matcher.list(list(self.nodes), nodes, bound, "statements")
+            return matcher.sequence(list(self.nodes), nodes, bound, "statements")
         if len(nodes) != 1:
             return Mismatch("", "one node", f"{len(nodes)} nodes")
         return matcher.node(self.nodes[0], nodes[0], bound, "", header=self.kind == "header")
@@ -240,11 +250,11 @@ def _parse(text: str, plain: str) -> tuple[ast.Module, bool]:
 class _Collapse(ast.NodeTransformer):
     """Turn ``a < OP > b`` back into one comparison whose operator is a hole."""
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802 - the visitor's own naming
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         ops: list[ast.cmpop] = []
         comparators: list[ast.expr] = []
-        parts = list(zip(node.ops, node.comparators))
+        parts = list(zip(node.ops, node.comparators, strict=True))
         while parts:
             op, value = parts.pop(0)
             if isinstance(value, ast.Name) and value.id.startswith(_OP):
@@ -268,15 +278,30 @@ class _OperatorHole(ast.cmpop):
 def _check_placement(text: str, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.arguments) and any(a.arg.startswith(_LIST) for a in node.args + node.kwonlyargs):
-            raise _bad(text, "a list hole among parameters", "match the header without its parameters")
-        for _, value in ast.iter_fields(node):
-            if isinstance(value, str) and value.startswith((_LIST, _OP)) and not isinstance(node, ast.Name):
+            raise _bad(text, "a list hole among parameters", "use one $NAME for each parameter")
+        if isinstance(node, ast.JoinedStr) and "__bp_" in ast.unparse(node):
+            raise _bad(text, "a hole inside an f-string", "move the expression out of the f-string")
+        for word in _words(node):
+            if "__bp_" not in word:
+                continue
+            if isinstance(node, ast.Constant):
+                raise _bad(text, "a hole inside a string", "match the string as a whole")
+            if word.startswith((_LIST, _OP)) and not isinstance(node, ast.Name):
                 raise _bad(text, "a list hole in place of an identifier", "use $NAME there")
+            if not word.isidentifier():
+                raise _bad(text, "a hole inside a dotted name", "write the whole name, or make all of it one hole")
         for child in ast.iter_child_nodes(node):
             if _hole(child, _LIST) is not None and not _takes_list(node, child):
-                raise _bad(text, "a list hole where one node stands", "use $NAME, or put it among statements or arguments")
+                next_step = "use $NAME, or put it among statements or arguments"
+                raise _bad(text, "a list hole where one node stands", next_step)
             if isinstance(child, ast.Name) and child.id.startswith(_OP):
                 raise _bad(text, "an operator hole outside a comparison", "write it between two operands")
+
+
+def _words(node: ast.AST) -> list[str]:
+    """The identifiers and texts that stand in a node itself."""
+    values = [value for _, field in ast.iter_fields(node) for value in (field if isinstance(field, list) else [field])]
+    return [repr(value) if isinstance(value, bytes) else value for value in values if isinstance(value, (str, bytes))]
 
 
 def _takes_list(parent: ast.AST, child: ast.AST) -> bool:
@@ -323,6 +348,8 @@ class _Matcher:
         if name is not None:
             if isinstance(pat, ast.Expr) and not isinstance(node, ast.stmt):
                 return Mismatch(path, "a statement", kind_of(node))
+            if isinstance(node, ast.keyword):
+                return Mismatch(path, "a positional argument", kind_of(node))
             return self.bind(name, node, bound, path)
         if isinstance(pat, _OperatorHole):
             return self.bind(pat.name, node, bound, path)
@@ -343,7 +370,7 @@ class _Matcher:
 
     def value(self, pat: ast.AST, wanted: object, found: object, bound: Found, path: str) -> Found | Mismatch:
         if isinstance(wanted, list):
-            return self.list(wanted, found if isinstance(found, list) else [], bound, path)
+            return self.sequence(wanted, found if isinstance(found, list) else [], bound, path)
         if isinstance(wanted, ast.AST):
             if not isinstance(found, ast.AST):
                 return Mismatch(path, kind_of(wanted), "nothing")
@@ -356,7 +383,7 @@ class _Matcher:
             return bound
         return Mismatch(path, kind_of(wanted), "nothing" if found is None else kind_of(found))
 
-    def list(self, pats: list[ast.AST], nodes: list[ast.AST], bound: Found, path: str) -> Found | Mismatch:
+    def sequence(self, pats: list[ast.AST], nodes: list[ast.AST], bound: Found, path: str) -> Found | Mismatch:
         for at, pat in enumerate(pats):
             name = _hole(pat, _LIST) if isinstance(pat, ast.AST) else None
             if name is not None:
@@ -376,7 +403,7 @@ class _Matcher:
         for taken in range(len(nodes) + 1):
             last = self.bind(name, tuple(nodes[:taken]), bound, path)
             if not isinstance(last, Mismatch):
-                last = self.list(pats, nodes[taken:], last, path)
+                last = self.sequence(pats, nodes[taken:], last, path)
             if not isinstance(last, Mismatch):
                 break
         return last
@@ -422,7 +449,11 @@ def render_bound(value: Bound) -> str:
     return ast.unparse(value)
 
 
-_ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict, ast.Set, ast.keyword)
+#: What needs no parentheses, or cannot have any.
+_ATOMS = (
+    ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict, ast.Set, ast.keyword,
+    ast.Slice, ast.Starred,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -442,7 +473,7 @@ class Template:
         """The text with every hole replaced by what was bound.
 
         Raises:
-            PatchError: BP002, for a hole that the anchor does not bind.
+            PatchError: BP002, for a hole that the anchor does not bind, or statements within a line.
         """
 
         def put(hole: Hole) -> str:
@@ -452,12 +483,26 @@ class Template:
                     ("text", self.text), next="bind it in the anchor's pattern or write it out",
                 )  # fmt: skip
             value = bound[hole.name]
+            nodes = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(node, ast.stmt) for node in nodes):
+                return self._statements(hole, nodes)
             text = render_bound(value)
             if isinstance(value, ast.expr) and not isinstance(value, _ATOMS):
                 text = f"({text})"
             return text
 
         return _fill(self.text, scan(self.text), put)
+
+    def _statements(self, hole: Hole, nodes: Sequence[Bound]) -> str:
+        """Statements, each on lines of its own, at the hole's indentation."""
+        indent = self.text[: hole.start].rpartition("\n")[2]
+        if indent.strip() or self.text[hole.end :].partition("\n")[0].strip():
+            raise refuse(
+                "BP002", f"`${hole.name}` is bound to statements and stands within a line", ("text", self.text),
+                next="give it a line of its own",
+            )  # fmt: skip
+        lines = [line for node in nodes for line in render_bound(node).split("\n")]
+        return f"\n{indent}".join(lines)
 
 
 def _weight(node: ast.AST, *, header: bool = False) -> int:
@@ -486,12 +531,13 @@ def _overlap(pat: ast.AST, node: ast.AST, allow: Allowed, *, header: bool = Fals
             continue
         found = getattr(node, field, None)
         if isinstance(wanted, list):
-            score += sum(_overlap(p, n, allow) for p, n in zip(wanted, found or []) if isinstance(p, ast.AST))
+            pairs = zip(wanted, found or [], strict=False)
+            score += sum(_overlap(p, n, allow) for p, n in pairs if isinstance(p, ast.AST))
         elif isinstance(wanted, ast.AST):
             score += _overlap(wanted, found, allow) if isinstance(found, ast.AST) else 0.0
         elif isinstance(wanted, str) and wanted.startswith(_ONE):
             allowed = allow.get(wanted[len(_ONE) :])
             score -= 0.5 * (allowed is not None and found not in allowed)
-        elif wanted is not None:
+        elif wanted is not None or isinstance(pat, ast.Constant):
             score -= 0.5 * (repr(wanted) != repr(found))
     return score

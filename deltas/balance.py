@@ -10,6 +10,7 @@ the count that upstream's own admission stop looks at; ``balance_queue`` holds o
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from typing import Any
 
@@ -21,6 +22,7 @@ from balance_patcher.delta import (
     CallShape,
     CallThrough,
     Delta,
+    Enabling,
     Example,
     Feature,
     InsertAfter,
@@ -193,20 +195,64 @@ GATHER = Delta(
 # -- the class that carries it ---------------------------------------------------------------
 
 
-def balance_requested(vllm_config: Any) -> bool:
-    """Whether the configuration asks for balance: the nested field, then the older one at the top.
+KEY = "enable_balance_scheduling"
+
+
+def balance_asked_by(vllm_config: Any) -> str | None:
+    """Who asks for balance: vllm-ascend's configuration where it is installed, else ``additional_config``.
+
+    The nested field comes before the older one at the top. vllm-ascend parses its environment variable
+    itself; it is not read here.
 
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
+    if importlib.util.find_spec("vllm_ascend") is not None:
+        from vllm_ascend.ascend_config import init_ascend_config
+
+        config = init_ascend_config(vllm_config)
+        for place in (getattr(config, "scheduler_config", None), config):
+            if hasattr(place, KEY):
+                return f"vllm_ascend.{KEY}" if getattr(place, KEY) else None
     extra = getattr(vllm_config, "additional_config", None)
-    if not isinstance(extra, dict):
-        return False
+    extra = extra if isinstance(extra, dict) else {}
+    nested = extra.get("scheduler_config")
+    for name, place in (("additional_config.scheduler_config", nested), ("additional_config", extra)):
+        if isinstance(place, dict) and KEY in place:
+            return f"{name}.{KEY}" if place[KEY] else None
+    return None
+
+
+def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
+    """What balance must not be combined with; each reason names both keys."""
+    reasons = []
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    role = getattr(transfer, "kv_role", None)
+    if role in ("kv_producer", "kv_consumer"):
+        reasons.append(f"{KEY} and kv_transfer_config.kv_role={role} exclude each other (kv_both is allowed)")
+    extra = getattr(vllm_config, "additional_config", None)
+    extra = extra if isinstance(extra, dict) else {}
     nested = extra.get("scheduler_config")
     for place in (nested, extra):
-        if isinstance(place, dict) and "enable_balance_scheduling" in place:
-            return bool(place["enable_balance_scheduling"])
-    return False
+        chunks = place.get("profiling_chunk_config") if isinstance(place, dict) else None
+        if isinstance(chunks, dict) and chunks.get("enabled"):
+            reasons.append(f"{KEY} and profiling_chunk_config.enabled exclude each other")
+    if vllm_config.parallel_config.data_parallel_size > 1 and not hasattr(engine, "_has_global_unfinished_reqs"):
+        if vllm_config.model_config.is_moe:
+            reasons.append(
+                f"{KEY} with data_parallel_size={vllm_config.parallel_config.data_parallel_size} needs the data-parallel "
+                "busy loop to gather in, which the in-process client and the external launcher do not run"
+            )
+    return tuple(dict.fromkeys(reasons))
+
+
+def balance_needless(engine: Any, vllm_config: Any) -> str | None:
+    """Why there is nothing to gather: one rank, or a dense model, whose ranks have no group."""
+    if vllm_config.parallel_config.data_parallel_size <= 1:
+        return "nothing to gather: there is one data-parallel rank"
+    if not vllm_config.model_config.is_moe:
+        return "nothing to gather: a dense model's ranks are independent and have no group"
+    return None
 
 
 def balance_scheduler(upstream: type) -> type:
@@ -231,7 +277,7 @@ def balance_scheduler(upstream: type) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             # Upstream keeps its configuration; its parameters are not read, because others wrap `__init__`.
-            self._balance_enabled = balance_requested(self.vllm_config)
+            self._balance_enabled = balance_asked_by(self.vllm_config) is not None
             if self._balance_enabled:
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
 
@@ -322,6 +368,7 @@ FEATURE = Feature(
         CallShape(SCHEDULE, "True"),
         CallShape(SCHEDULE, "throttle_prefills=True"),
     ),
+    enabling=Enabling(asked=balance_asked_by, excluded=balance_excluded, needless=balance_needless),
 )
 
 
