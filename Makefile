@@ -27,11 +27,12 @@ test-unit: .venv/.made-dev  ## the tests that need no vLLM
 # -W default: vLLM and torch warn on import. The other settings of pyproject.toml hold.
 .PHONY: test-lanes
 test-lanes: lanes  ## tests/lane on each lane's real vLLM
-	@names=$$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1); \
+	@names=$$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1); failed=; \
 	for name in $$names; do \
 		echo "lane $$name: tests"; \
-		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/lane; \
-	done
+		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/lane || failed+=" $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
 .PHONY: bench
 bench: lanes  ## ratios to upstream's own work on each lane's real vLLM; JSON in .bench/

@@ -13,25 +13,42 @@ from .build import compile_plan, signature_of
 from .delta import AddParameter, CallShape, Feature, Prologue
 from .errors import Failure, PatchError
 from .invariants import check_invariants
-from .names import check_names
 from .pattern import render_bound
 from .plan import Placement, Plan, Target, find_target, make_plan
 from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport
 from .rewrite import Rewrite, take_out
-from .source import Lane, LaneSpec, open_source
+from .source import Lane, LaneSpec, Source, open_source
+
+_SHORT = 70  # a bound text that is longer says nothing in a table
 
 
-def check_lane(spec: LaneSpec, features: Sequence[Feature], *, strict: bool = False) -> tuple[LaneReport, Lane | None]:
+def fetch(spec: LaneSpec, features: Sequence[Feature]) -> Source:
+    """Open a lane's source and read what the check will read first; nothing is parsed, so threads may do it.
+
+    Raises:
+        PatchError: BP004, BP5xx.
+    """
+    source = open_source(spec.spec)
+    modules = dict.fromkeys(target.partition(":")[0] for feature in features for target in feature.targets)
+    for module in ("vllm._version", *modules):
+        source.read(module.replace(".", "/") + ".py")
+    return source
+
+
+def check_lane(
+    spec: LaneSpec, features: Sequence[Feature], *, strict: bool = False, source: Source | None = None
+) -> tuple[LaneReport, Lane | None]:
     """Everything that ``verify`` says of one lane, and the lane itself if it could be opened.
 
     Args:
         spec: The lane.
         features: What to look for.
         strict: An absorbed delta is a failure too.
+        source: The lane's source, if it was opened already.
     """
     report = LaneReport(spec.name, spec.spec)
     try:
-        lane = Lane(spec.name, open_source(spec.spec))
+        lane = Lane(spec.name, source or open_source(spec.spec))
     except PatchError as error:
         report.failures += error.failures
         return report, None
@@ -58,8 +75,6 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
     report.failures += plan.all_failures
     rewrites: dict[str, Rewrite] | None = None
     if not report.failures:
-        report.failures += check_names(plan)
-    if not report.failures:
         try:
             rewrites, _ = compile_plan(plan)
             report.reversible = all(_reversible(result) for result in rewrites.values())
@@ -81,16 +96,23 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
 
 
 def _reversible(result: Rewrite) -> bool:
-    """Whether the text without its deltas is upstream's, and so is its tree."""
-    return take_out(result) == result.original.text and ast.dump(ast.parse(take_out(result))) == ast.dump(result.original.tree)
+    """Whether the text without its deltas is upstream's, and so its tree too."""
+    return take_out(result) == result.original.text
 
 
 def _delta(placement: Placement) -> DeltaReport:
     delta, target = placement.delta, placement.target
     return DeltaReport(
-        delta.name, delta.target, placement.status, placement.variant.name if placement.variant else None,
-        target.text.display if target else None, placement.line, placement.matches, _detail(placement), delta.declared,
-    )  # fmt: skip
+        delta.name,
+        delta.target,
+        placement.status,
+        placement.variant.name if placement.variant else None,
+        target.text.display if target else None,
+        placement.line,
+        placement.matches,
+        _detail(placement),
+        delta.declared,
+    )
 
 
 def _detail(placement: Placement) -> str:
@@ -109,17 +131,20 @@ def _detail(placement: Placement) -> str:
 
 
 def _short(value: object) -> bool:
-    return not isinstance(value, tuple) and len(render_bound(value)) <= 70  # type: ignore[arg-type]
+    return not isinstance(value, tuple) and len(render_bound(value)) <= _SHORT  # type: ignore[arg-type]
 
 
 def _absorbed(placement: Placement) -> Failure:
     delta = placement.delta
     where = placement.target.text.display if placement.target else None
     return Failure(
-        "BP121", f"upstream has what delta {delta.name!r} does, and --strict was asked for",
+        "BP121",
+        f"upstream has what delta {delta.name!r} does, and --strict was asked for",
         fields=(("target", delta.target), ("remove when", delta.remove_when), ("declared", delta.declared)),
-        next=f"remove the delta once this is the oldest lane: {delta.declared}", file=where, line=placement.line,
-    )  # fmt: skip
+        next=f"remove the delta once this is the oldest lane: {delta.declared}",
+        file=where,
+        line=placement.line,
+    )
 
 
 def _call(
@@ -146,7 +171,10 @@ def _call(
 
 def _does_not_bind(plan: Plan, target: Target, text: str, error: TypeError) -> Failure:
     return Failure(
-        "BP120", f"`{text}`: {error}",
+        "BP120",
+        f"`{text}`: {error}",
         fields=(("feature", plan.feature.name), ("target", f"{target.name}   ({target.where(target.node)})")),
-        next="let a delta add the parameter, or change what callers pass", file=target.text.display, line=target.node.lineno,
-    )  # fmt: skip
+        next="let a delta add the parameter, or change what callers pass",
+        file=target.text.display,
+        line=target.node.lineno,
+    )

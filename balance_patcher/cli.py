@@ -6,31 +6,36 @@ Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken,
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from .build import compile_plan, through_text
-from .check import check_lane
-from .delta import CallThrough, Feature
+from .build import compile_plan
+from .check import check_lane, fetch
+from .delta import Feature
 from .errors import Failure, Outcome, PatchError, refuse
 from .lanes import declared_lanes
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .plan import in_order, make_plan
-from .render import prefer_astor
+from .plan import make_plan
 from .registry import features, find_feature
+from .render import prefer_astor
 from .report import RENDERINGS, LaneReport, Report, footer, place
-from .source import FORMS, Lane, LaneSpec, open_source
+from .source import FORMS, Lane, LaneSpec, Source, open_source
 
 app = typer.Typer(
     name="balance_patcher", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -56,12 +61,21 @@ class Format(str, Enum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit; what nobody foresaw exits 3."""
-    prefer_astor()
     try:
+        # astor 0.8 uses what Python 3.12 deprecates and 3.14 lacks; without it the standard library renders
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            prefer_astor()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # an arrow must not turn a finding into an error
         app(args=list(arguments) if arguments is not None else None, prog_name="balance_patcher")
     except PatchError as error:
         _complain(error)
         sys.exit(int(error.outcome))
+    except SystemExit as stop:
+        # typer ends an interrupted run with 130, and a closed pipe with 1, which would read as a finding
+        sys.exit(int(Outcome.UNKNOWN) if _interrupted(stop) else stop.code)
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(int(Outcome.UNKNOWN))
     except Exception as error:  # noqa: BLE001 - an uncaught error must not look like a finding
@@ -71,13 +85,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
+def _interrupted(stop: SystemExit) -> bool:
+    cause: BaseException | None = stop
+    while cause is not None and not isinstance(cause, (KeyboardInterrupt, EOFError, BrokenPipeError)):
+        cause = cause.__context__
+    return cause is not None
+
+
 def _complain(error: PatchError) -> None:
     sys.stderr.write(f"{error}\n")
 
 
 def _unexpected(error: Exception) -> PatchError:
     return refuse(
-        "BP599", f"{type(error).__name__}: {error}", next="report this with the traceback; nothing was checked or patched"
+        "BP599",
+        f"{type(error).__name__}: {error}",
+        next="report this with the traceback; nothing was checked or patched",
     )
 
 
@@ -88,17 +111,24 @@ def _app() -> None:
 
 @app.command()
 def verify(
-    lanes: Annotated[Optional[list[str]], typer.Argument(metavar="[LANE]…", help=f"SOURCE or NAME=SOURCE. A source is {FORMS}.")] = None,
-    pins: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder with vllm-ascend's two pin files; every lane must be the pinned one.")] = None,
-    expect: Annotated[Optional[str], typer.Option(metavar="REF", help="The one lane must be this tag or commit.")] = None,
-    feature: Annotated[Optional[list[str]], typer.Option(metavar="NAME", help="Only these features.")] = None,
+    lanes: Annotated[
+        list[str] | None, typer.Argument(metavar="[LANE]…", help=f"SOURCE or NAME=SOURCE. A source is {FORMS}.")
+    ] = None,
+    pins: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder with vllm-ascend's two pin files; every lane must be the pinned one."),
+    ] = None,
+    expect: Annotated[str | None, typer.Option(metavar="REF", help="The one lane must be this tag or commit.")] = None,
+    feature: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these features.")] = None,
     format: Annotated[Format, typer.Option(help="How standard output is written.")] = Format.text,  # noqa: A002
-    report: Annotated[Optional[list[str]], typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well.")] = None,
+    report: Annotated[
+        list[str] | None, typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="An absorbed delta is a failure too.")] = False,  # noqa: FBT002
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
-    chosen = [find_feature(name) for name in feature] if feature else list(features())
+    chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
     specs = [LaneSpec.parse(text) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
     wanted = read_pins(pins) if pins else {}
@@ -108,19 +138,26 @@ def verify(
         wanted = {specs[0].name: expect}
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
-    for kind, file in extra:
-        _write(file, _text(result) if kind is Format.text else RENDERINGS[kind.value](result))
     if format is Format.text:
         _print(result, Console(width=None if sys.stdout.isatty() else _WIDE))
     else:
         typer.echo(RENDERINGS[format.value](result))
-    raise typer.Exit(int(result.outcome))
+    outcomes = [result.outcome]
+    for kind, file in extra:
+        try:
+            _write(file, _text(result) if kind is Format.text else RENDERINGS[kind.value](result))
+        except PatchError as error:
+            _complain(error)
+            outcomes.append(error.outcome)
+    raise typer.Exit(int(Outcome.worst(outcomes)))
 
 
 def _report_file(text: str) -> tuple[Format, Path]:
     kind, _, file = text.partition(":")
     if kind not in Format.__members__ or not file:
-        raise refuse("BP004", f"`--report {text}` is not FORMAT:FILE", next=f"use one of {', '.join(Format.__members__)}")
+        raise refuse(
+            "BP004", f"`--report {text}` is not FORMAT:FILE", next=f"use one of {', '.join(Format.__members__)}"
+        )
     return Format(kind), Path(file)
 
 
@@ -129,7 +166,9 @@ def _write(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
     except OSError as error:
-        raise refuse("BP514", f"the report cannot be written to {file}: {error.strerror}", next="check the path") from error
+        raise refuse(
+            "BP514", f"the report cannot be written to {file}: {error.strerror}", next="check the path"
+        ) from error
 
 
 def _unique(specs: Sequence[LaneSpec]) -> None:
@@ -145,43 +184,55 @@ def _no_lane(name: str, wanted: str) -> LaneReport:
     return lane
 
 
-def _check_all(specs: Sequence[LaneSpec], chosen: list[Feature], wanted: dict[str, str], *, strict: bool) -> list[LaneReport]:
-    def one(spec: LaneSpec) -> LaneReport:
-        try:
-            found, lane = check_lane(spec, chosen, strict=strict)
-            if lane is not None and spec.name in wanted:
-                found.pin = prove_pin(lane, wanted[spec.name])
-                failure = pin_failure(lane, found.pin)
-                found.failures += [failure] if failure else []
-        except PatchError as error:
-            found = LaneReport(spec.name, spec.spec, failures=list(error.failures))
-        except Exception as error:  # noqa: BLE001 - one lane's surprise must not hide the others
-            trace = traceback.format_exc(limit=-3).strip()
-            surprise = Failure("BP599", f"{type(error).__name__}: {error}", "report this with the traceback", (("trace", trace),))
-            found = LaneReport(spec.name, spec.spec, failures=[surprise])
+def _check_all(
+    specs: Sequence[LaneSpec], chosen: list[Feature], wanted: dict[str, str], *, strict: bool
+) -> list[LaneReport]:
+    """Read all lanes side by side, then look at one after the other.
+
+    Reading waits for the network; parsing does not, and in threads CPython 3.11 fails at it with a
+    ``SystemError`` about the depth of its recursion.
+    """
+    with ThreadPoolExecutor(max_workers=min(8, max(1, len(specs)))) as pool:
+        fetched = list(pool.map(lambda spec: _guarded(spec, lambda: fetch(spec, chosen)), specs))
+
+    def one(spec: LaneSpec, source: Source) -> LaneReport:
+        found, lane = check_lane(spec, chosen, strict=strict, source=source)
+        if lane is not None and spec.name in wanted:
+            found.pin = prove_pin(lane, wanted[spec.name])
+            failure = pin_failure(lane, found.pin)
+            found.failures += [failure] if failure else []
         return found
 
-    with ThreadPoolExecutor(max_workers=min(8, max(1, len(specs)))) as pool:
-        return list(pool.map(one, specs))
+    reports = []
+    for spec, item in zip(specs, fetched, strict=True):
+        reports.append(item if isinstance(item, LaneReport) else _guarded(spec, partial(one, spec, item)))
+    return reports
+
+
+_T = TypeVar("_T")
+
+
+def _guarded(spec: LaneSpec, work: Callable[[], _T]) -> _T | LaneReport:
+    """What the work returns; or a report of why it failed, so that one lane's surprise does not hide the others."""
+    try:
+        return work()
+    except PatchError as error:
+        return LaneReport(spec.name, spec.spec, failures=list(error.failures))
+    except Exception as error:  # noqa: BLE001 - see above
+        trace = traceback.format_exc(limit=-3).strip()
+        surprise = Failure(
+            "BP599", f"{type(error).__name__}: {error}", "report this with the traceback", (("trace", trace),)
+        )
+        return LaneReport(spec.name, spec.spec, failures=[surprise])
 
 
 # -- text ------------------------------------------------------------------------------------
 
 
 def _text(report: Report) -> str:
-    console = Console(width=_WIDE, record=True, file=_Nowhere())
+    console = Console(width=_WIDE, record=True, file=io.StringIO())
     _print(report, console)
     return console.export_text()
-
-
-class _Nowhere:
-    """A file that keeps nothing; rich keeps its own record."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        return None
 
 
 def _print(report: Report, console: Console) -> None:
@@ -189,26 +240,39 @@ def _print(report: Report, console: Console) -> None:
     for column in ("lane", "vLLM", "delta", "status", "variant", "where", "matches", "detail"):
         table.add_column(column, justify="right" if column == "matches" else "left", overflow="fold")
     for lane in report.lanes:
-        version = lane.vllm_version or "unknown"
+        name, version = escape(lane.name), escape(lane.vllm_version or "unknown")
         if not lane.features:
-            table.add_row(lane.name, version, "", _painted(lane.status), "", "", "", "")
+            table.add_row(name, version, "", _painted(lane.status), "", "", "", "")
         for feature in lane.features:
             for delta in feature.deltas:
                 table.add_row(
-                    lane.name, version, delta.name, _painted(delta.status), delta.variant or "", place(delta),
-                    str(delta.matches), delta.detail,
+                    name, version, delta.name, _painted(delta.status), escape(delta.variant or ""),
+                    escape(place(delta)), str(delta.matches), escape(delta.detail),
                 )  # fmt: skip
-            table.add_row(lane.name, version, f"[bold]{feature.name}[/]", _painted(feature.status), "", "", "", ", ".join(footer(feature)))
+            table.add_row(
+                name,
+                version,
+                f"[bold]{feature.name}[/]",
+                _painted(feature.status),
+                "",
+                "",
+                "",
+                ", ".join(footer(feature)),
+            )
         if lane.pin:
-            status = {"proven": "[green]proven[/]", "different": "[red]different[/]"}.get(lane.pin.status, f"[yellow]{lane.pin.status}[/]")
-            table.add_row(lane.name, version, f"pin {lane.pin.wanted}", status, "", "", "", lane.pin.detail)
+            status = {"proven": "[green]proven[/]", "different": "[red]different[/]"}.get(
+                lane.pin.status, f"[yellow]{lane.pin.status}[/]"
+            )
+            table.add_row(name, version, escape(f"pin {lane.pin.wanted}"), status, "", "", "", escape(lane.pin.detail))
     console.print(table)
     for lane in report.lanes:
         for failure in lane.all_failures:
             console.print()
             console.print(f"{lane.name}: {failure}", markup=False, highlight=False, soft_wrap=True)
     console.print()
-    console.print(report.verdict, style="bold green" if report.outcome is Outcome.HOLDS else "bold red", highlight=False)
+    console.print(
+        report.verdict, style="bold green" if report.outcome is Outcome.HOLDS else "bold red", highlight=False
+    )
 
 
 def _painted(status: str) -> str:
@@ -221,8 +285,10 @@ def _painted(status: str) -> str:
 
 @app.command()
 def show(
-    what: Annotated[str, typer.Argument(metavar="FEATURE|TARGET", help="A feature's name, or a target as module:Qual.name.")],
-    lane: Annotated[Optional[str], typer.Option(metavar="LANE", help="A source, or the name of a declared lane.")] = None,
+    what: Annotated[
+        str, typer.Argument(metavar="FEATURE|TARGET", help="A feature's name, or a target as module:Qual.name.")
+    ],
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="A source, or the name of a declared lane.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="A unified diff against upstream.")] = False,  # noqa: FBT002
     map: Annotated[bool, typer.Option("--map", help="The line map: ours, upstream's, delta.")] = False,  # noqa: A002, FBT002
 ) -> None:
@@ -248,6 +314,8 @@ def _features_of(what: str) -> list[Feature]:
 
 
 def _one_lane(text: str | None) -> LaneSpec:
+    if text is not None and ":" in text:
+        return LaneSpec.parse(text)
     declared = declared_lanes(Path.cwd())
     if text is None:
         return declared[0]
@@ -257,7 +325,7 @@ def _one_lane(text: str | None) -> LaneSpec:
 
 def _show(lane: Lane, feature: Feature, only: str | None, console: Console, mode: str) -> None:
     plan = make_plan(lane, feature)
-    rewrites, _ = compile_plan(plan)
+    rewrites, compiled = compile_plan(plan)
     for result in rewrites.values():
         for name, target in result.targets.items():
             if only not in (None, name):
@@ -271,23 +339,27 @@ def _show(lane: Lane, feature: Feature, only: str | None, console: Console, mode
             elif mode == "map":
                 _map(console, result.line_map, target.node.lineno, target.node.end_lineno or 0, before.text.display)
             else:
-                _code(console, "".join(new[target.node.lineno - 1 : target.node.end_lineno]), "python", target.node.lineno)
-    for name, steps in plan.steps.items():
-        through = [step for step in in_order(steps) if isinstance(step.edit, CallThrough)]
-        if through and only in (None, name) and mode != "map":
-            text = through_text(plan.target(name), through)
+                _code(
+                    console, "".join(new[target.node.lineno - 1 : target.node.end_lineno]), "python", target.node.lineno
+                )
+    for item in compiled:
+        if item.through and only in (None, item.target) and mode != "map":
             if mode == "diff":
-                lines = difflib.unified_diff([], text.splitlines(keepends=True), "/dev/null", f"b/<balance_patcher {name}>", n=3)
+                lines = difflib.unified_diff(
+                    [], item.text.splitlines(keepends=True), "/dev/null", f"b/{item.filename}", n=3
+                )
                 _code(console, "".join(lines), "diff")
             else:
-                _code(console, text, "python", 1)
+                _code(console, item.text, "python", 1)
 
 
 def _ended(line: str) -> str:
     return line.rstrip("\r\n") + "\n"
 
 
-def _map(console: Console, origins: Sequence[tuple[int | None, str | None]], first: int, last: int, display: str) -> None:
+def _map(
+    console: Console, origins: Sequence[tuple[int | None, str | None]], first: int, last: int, display: str
+) -> None:
     console.print(f"ours    upstream ({display})", highlight=False, markup=False)
     for at in range(first, last + 1):
         line, delta = origins[at - 1]
@@ -296,6 +368,8 @@ def _map(console: Console, origins: Sequence[tuple[int | None, str | None]], fir
 
 def _code(console: Console, text: str, language: str, first: int = 1) -> None:
     if console.is_terminal:
-        console.print(Syntax(text, language, line_numbers=language == "python", start_line=first, background_color="default"))
+        console.print(
+            Syntax(text, language, line_numbers=language == "python", start_line=first, background_color="default")
+        )
     else:
         console.file.write(text)

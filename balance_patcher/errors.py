@@ -37,6 +37,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP003": ("unknown feature or target", _U),
     "BP004": ("bad lane", _U),
     "BP005": ("bad configuration file", _U),
+    "BP006": ("bad switch", _U),
     # placing a delta
     "BP101": ("anchor not found", _B),
     "BP102": ("anchor matched more often than declared", _B),
@@ -100,6 +101,13 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP602": ("target is wrapped", _B),
     "BP603": ("target was replaced", _B),
     "BP604": ("running code cannot be proven", _X),
+    # binding it
+    "BP605": ("class cannot be rebased", _B),
+    "BP606": ("binding was overwritten", _B),
+    "BP607": ("somebody else's attribute would be lost", _B),
+    # enabling it in an engine
+    "BP701": ("configuration excludes the feature", _B),
+    "BP702": ("feature would not be effective", _B),
 }
 
 

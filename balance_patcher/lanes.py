@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from .errors import refuse
 from .extras import require
@@ -30,8 +31,12 @@ def _read(file: Path) -> dict[str, str]:
     try:
         content = toml.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise refuse("BP005", f"{file}: {error}", next="mend the file, or name the lanes on the command line") from error
-    table = content.get("tool", {}).get("balance_patcher", {}).get("lanes", {})
+        raise refuse(
+            "BP005", f"{file}: {error}", next="mend the file, or name the lanes on the command line"
+        ) from error
+    table: Any = content
+    for name in ("tool", "balance_patcher", "lanes"):
+        table = table.get(name, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict) or not all(isinstance(spec, str) for spec in table.values()):
         raise refuse(
             "BP005", f"{file}: [tool.balance_patcher.lanes] is no table of texts", next='write lanes as name = "SOURCE"'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def check_names(plan: Plan) -> list[Failure]:
 def new_names(step: Step) -> set[str]:
     """The names that an edit binds itself; what a hole binds is upstream's."""
     template = Template(step.template)
-    tree = ast.parse(template.fill({hole: _PROBE for hole in template.holes}) if not _has_operator(template) else step.text)
+    tree = ast.parse(template.fill(dict.fromkeys(template.holes, _PROBE)) if not _has_operator(template) else step.text)
     return {name for name in _stored(tree) if name != _PROBE}
 
 
@@ -62,10 +63,12 @@ def _stored(tree: ast.AST) -> Iterator[str]:
             continue
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
+        elif (isinstance(node, ast.ExceptHandler) and node.name) or (
+            isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name
+        ):
             yield node.name
-        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
-            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
         yield from _stored(node)
 
 
@@ -91,21 +94,29 @@ class _Scope:
     def __post_init__(self) -> None:
         text = self.target.text
         top = text.symbols
-        self.module = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
-        self.module |= {name for name in ("__name__", "__file__", "__doc__")}
+        self.module = {
+            s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
+        }
+        self.module |= {"__name__", "__file__", "__doc__"}
         self.table = _function_table(top, self.target)
         self.local = {s.get_name() for s in self.table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
         self.everywhere = set(_all_symbols(self.table))
 
     def line_of(self, name: str) -> int:
-        for node in ast.walk(self.target.node):
-            if (isinstance(node, ast.Name) and node.id == name) or getattr(node, "arg", None) == name:
-                return node.lineno  # type: ignore[attr-defined, no-any-return]
-        for node in ast.walk(self.target.text.tree):
-            names = [node.id] if isinstance(node, ast.Name) else [getattr(node, "name", "")]
-            if name in names:
-                return node.lineno  # type: ignore[attr-defined, no-any-return]
+        for tree in (self.target.node, self.target.text.tree):
+            for node in ast.walk(tree):
+                if name in _named(node):
+                    return node.lineno  # type: ignore[attr-defined, no-any-return]
         return self.target.node.lineno
+
+
+def _named(node: ast.AST) -> set[object]:
+    """The identifiers that a node itself holds, attributes left out."""
+    if isinstance(node, ast.alias):
+        return {node.asname or node.name.partition(".")[0]}
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        return set(node.names)
+    return {getattr(node, field, None) for field in ("id", "arg", "name", "rest")} - {None}
 
 
 def _function_table(top: symtable.SymbolTable, target: Target) -> symtable.SymbolTable:
@@ -139,9 +150,14 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
         if taken:
             line = scope.line_of(name)
             yield _failure(
-                "BP301", f"{name!r}, which delta {step.delta.name!r} puts in, is used in {taken}", target, placement, line,
+                "BP301",
+                f"{name!r}, which delta {step.delta.name!r} puts in, is used in {taken}",
+                target,
+                placement,
+                line,
                 f"rename it in {step.delta.declared}",
-            )  # fmt: skip
+                ("nearest", _line(target.text, line)),
+            )
     tree = ast.parse(step.text)
     known = fresh | scope.local | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
     yield from _unknown(tree, known, target, placement, step.text)
@@ -151,9 +167,14 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
         used = {"__class__", "super"} & scope.everywhere
         if used:
             yield _failure(
-                "BP304", f"{target.qualname} uses {sorted(used)[0]} itself", target, placement, target.node.lineno,
+                "BP304",
+                f"{target.qualname} uses {min(used)} itself",
+                target,
+                placement,
+                (line := scope.line_of(min(used))),
                 "call the base class by name in the delta",
-            )  # fmt: skip
+                ("nearest", _line(target.text, line)),
+            )
 
 
 def _bound_in_feature(plan: Plan, target: Target) -> set[str]:
@@ -176,10 +197,24 @@ def _check_export(
 def _unknown(tree: ast.AST, known: set[str], target: Target, placement: Placement, text: str) -> Iterator[Failure]:
     for name in sorted(set(_loaded(tree)) - known):
         yield _failure(
-            "BP302", f"{name!r}, which delta {placement.delta.name!r} uses, exists neither in {target.qualname} nor in the module",
-            target, placement, placement.line or target.node.lineno,
-            "find what upstream calls it now and change the delta", ("text", text),
-        )  # fmt: skip
+            "BP302",
+            f"{name!r}, which delta {placement.delta.name!r} uses, is neither in {target.qualname} nor in the module",
+            target,
+            placement,
+            placement.line or target.node.lineno,
+            "find what upstream calls it now and change the delta",
+            ("text", text),
+            _nearest_name(name, known, target),
+        )
+
+
+def _nearest_name(name: str, known: set[str], target: Target) -> tuple[str, str]:
+    near = difflib.get_close_matches(name, known, 1)
+    return "nearest", near[0] if near else f"{target.where(target.node)}  nothing in {target.qualname} comes near"
+
+
+def _line(text: ModuleText, line: int) -> str:
+    return f"{short(text.display)}:{line}  `{text.lines[line - 1].strip()}`"
 
 
 def _provided(plan: Plan, target: Target) -> frozenset[str]:
@@ -194,15 +229,21 @@ def _attributes(
     if target.owner is None:
         return
     names = {
-        node.attr for node in ast.walk(tree)
+        node.attr
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    }  # fmt: skip
+    }
     for name in sorted(names - provided):
         if not chain.has(name):
             yield _failure(
-                "BP303", f"self.{name}, which delta {placement.delta.name!r} uses, is set nowhere in {chain.described}",
-                target, placement, placement.line or target.node.lineno, "find what upstream calls it now and change the delta",
-            )  # fmt: skip
+                "BP303",
+                f"self.{name}, which delta {placement.delta.name!r} uses, is set nowhere in {chain.described}",
+                target,
+                placement,
+                placement.line or target.node.lineno,
+                "find what upstream calls it now and change the delta",
+                chain.nearest(name),
+            )
 
 
 def _failure(
@@ -210,7 +251,12 @@ def _failure(
 ) -> Failure:
     where = f"{target.name}   ({short(target.text.display)}:{line})"
     return Failure(
-        code, what, next_step, (("target", where), *rows, ("declared", placement.delta.declared)), target.text.display, line
+        code,
+        what,
+        next_step,
+        (("target", where), *rows, ("declared", placement.delta.declared)),
+        target.text.display,
+        line,
     )
 
 
@@ -238,6 +284,20 @@ class ClassChain:
                 self._extend()
         return False
 
+    def nearest(self, name: str) -> tuple[str, str]:
+        """The row of a failure for an attribute that is not there: what has almost its name."""
+        lines = {
+            found: _line(text, node.lineno)
+            for text, owner in self._classes
+            for node in ast.walk(owner)
+            for found in [getattr(node, "attr", None) or getattr(node, "name", None)]
+            if isinstance(found, str)
+            and (not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store))
+            and isinstance(node, (ast.Attribute, *Function))
+        }
+        near = difflib.get_close_matches(name, lines, 1)
+        return "nearest", lines[near[0]] if near else f"nothing in {self.described} comes near"
+
     def _extend(self) -> None:
         """Open the bases of the classes that were opened last."""
         fresh, self._opened = self._classes[self._opened :], len(self._classes)
@@ -254,7 +314,11 @@ class ClassChain:
                 for alias in node.names:
                     if (alias.asname or alias.name) == base.id:
                         other = self.lane.module(node.module)
-                        found = [n for n in definitions(other.tree) if getattr(n, "name", "") == alias.name] if other else []
+                        found = (
+                            [n for n in definitions(other.tree) if getattr(n, "name", "") == alias.name]
+                            if other
+                            else []
+                        )
                         if other and found and isinstance(found[0], ast.ClassDef):
                             return other, found[0]
         return None
@@ -262,18 +326,34 @@ class ClassChain:
 
 def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
     """Whether a class body defines a name, or a method sets that attribute on its first parameter."""
+    mentioned = [at for at, line in enumerate(text.lines, 1) if name in line]
+    if not mentioned:
+        return False
     if name in _stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
         return True
-    mentioned = [at for at, line in enumerate(text.lines, 1) if name in line]
-    for function in definitions(node):
+    # Most attributes are set in `__init__`: look there first.
+    for function in sorted(definitions(node), key=lambda found: getattr(found, "name", "") != "__init__"):
         if getattr(function, "name", "") == name:
             return True
-        end = function.end_lineno or 0  # type: ignore[attr-defined]
-        if not isinstance(function, Function) or not any(function.lineno <= at <= end for at in mentioned):
+        if not isinstance(function, Function) or any(
+            getattr(d, "id", "") == "staticmethod" for d in function.decorator_list
+        ):
             continue
-        first = function.args.args[0].arg if function.args.args else ""
-        for inner in ast.walk(function):
-            if isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store):
-                if isinstance(inner.value, ast.Name) and inner.value.id == first:
-                    return True
+        if any(function.lineno <= at <= (function.end_lineno or 0) for at in mentioned) and _sets_on_self(
+            function, name
+        ):
+            return True
+    return False
+
+
+def _sets_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    first = function.args.args[0].arg if function.args.args else ""
+    declared: set[int] = set()
+    for node in ast.walk(function):  # a statement comes before its parts
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            declared.add(id(node.target))
+        elif isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner == first and id(node) not in declared:
+                return True
     return False

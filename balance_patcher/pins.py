@@ -13,10 +13,16 @@ from pathlib import Path
 from .errors import Failure, PatchError, refuse
 from .source import DirSource, Lane
 
+#: Sources that hold a release as the package index has it.
+_INDEX = ("pypi:", "installed")
+
 #: The files of vllm-ascend, by the lane that each pins.
 PIN_FILES = {"release": "vllm-release-tag.commit", "main": "vllm-main-verified.commit"}
 
 _SHA = re.compile(r"[0-9a-f]{7,40}")
+_SHORTEST = 7  # digits, as git abbreviates
+_DIRTY = re.compile(r"\+.*\bd20\d{6}\b|\bdirty\b")  # as setuptools-scm marks a build from changed files
+_CHANGED = "files of vllm/ differ from the commit that is checked out"
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,13 @@ def read_pins(folder: Path) -> dict[str, str]:
         try:
             text = file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise refuse("BP514", f"{file}: {error}", next="give the folder of vllm-ascend that holds both pin files") from error
+            raise refuse(
+                "BP514", f"{file}: {error}", next="give the folder of vllm-ascend that holds both pin files"
+            ) from error
         if len(text.split()) != 1:
-            raise refuse("BP514", f"{file} holds {text!r}, not one ref", next="put one tag or commit into it", file=str(file))
+            raise refuse(
+                "BP514", f"{file} holds {text!r}, not one ref", next="put one tag or commit into it", file=str(file)
+            )
         pins[lane] = text
     return pins
 
@@ -77,32 +87,42 @@ def pin_failure(lane: Lane, pin: Pin) -> Failure | None:
     return Failure(
         "BP510" if different else "BP509", f"lane {lane.name!r}, {lane.source.spec}: {pin.detail}",
         fields=(("pinned", pin.wanted), ("version", lane.version or "unknown"), ("commit", lane.commit or "unknown")),
-        next=f"point the lane at {pin.wanted}" if different else "use a lane that can be proven: git:REPO@REF with the tag fetched",
+        next=f"point the lane at {pin.wanted}" if different else "use a lane that proves it: git:REPO@REF, tag fetched",
     )  # fmt: skip
 
 
 def _by_commit(lane: Lane, wanted: str) -> Pin:
-    commit = lane.commit
+    repository = _repository(lane)
+    # What `_version.py` says of a work tree was true when it was built, not of the files that are there now.
+    commit = lane.source.commit() if repository is not None else lane.commit
     if commit is None:
-        return Pin(wanted, "unproven", "this source does not say which commit it is")
+        why = _CHANGED if repository is not None else "this source does not say which commit it is"
+        return Pin(wanted, "unproven", why)
+    if repository is None and _DIRTY.search(lane.version or ""):
+        return Pin(wanted, "unproven", f"{lane.version} was built from changed files")
     length = min(len(commit), len(wanted))
-    if length >= 7 and commit[:length] == wanted[:length]:
+    if length >= _SHORTEST and commit[:length] == wanted[:length]:
         return Pin(wanted, "proven", f"commit {commit}")
     return Pin(wanted, "different", f"it is commit {commit}")
 
 
-def _by_git(lane: Lane, wanted: str) -> Pin | None:
-    """Compare git objects where the lane comes from a repository; ``None`` where it does not."""
-    repo = getattr(lane.source, "repo_path", None)
+def _repository(lane: Lane) -> Path | None:
+    repo: Path | None = getattr(lane.source, "repo_path", None)
     if repo is None and isinstance(lane.source, DirSource) and (lane.source.root / ".git").exists():
         repo = lane.source.root
+    return repo
+
+
+def _by_git(lane: Lane, wanted: str) -> Pin | None:
+    """Compare git objects where the lane comes from a repository; ``None`` where it does not."""
+    repo = _repository(lane)
     if repo is None:
         return None
     from .gitrepo import peeled
 
     commit = lane.source.commit()
     if commit is None:
-        return Pin(wanted, "unproven", "files of vllm/ differ from the commit that is checked out")
+        return Pin(wanted, "unproven", _CHANGED)
     try:
         tagged = peeled(repo, wanted)
     except PatchError:
@@ -124,8 +144,13 @@ def _by_version(lane: Lane, wanted: str) -> Pin:
         return Pin(wanted, "unproven", f"{wanted} is neither a release nor a commit, and the source is no repository")
     if lane.version is None:
         return Pin(wanted, "unproven", "this source does not say which version it is")
-    found = version.Version(lane.version)
+    try:
+        found = version.Version(lane.version)
+    except version.InvalidVersion:
+        return Pin(wanted, "unproven", f"{lane.version} is no version")
     if found == pinned:
+        if not lane.source.spec.startswith(_INDEX):
+            return Pin(wanted, "unproven", f"it calls itself {lane.version}, and so would a changed copy")
         return Pin(wanted, "proven", f"release {lane.version}")
     if found.public == pinned.public:
         return Pin(wanted, "unproven", f"{lane.version} is a build of {pinned}, not the release itself")

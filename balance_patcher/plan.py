@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .delta import (
@@ -34,7 +35,10 @@ from .source import Lane, ModuleText
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _SCOPES = (*Function, ast.ClassDef, ast.Lambda)
-_NEAR = 0.55  # a candidate that has less of the pattern than this is not worth naming
+_NEAR = 0.55  # a candidate that scores less than this is not worth naming
+# What standing in the right place, or doing the right thing, adds to how much of the pattern a candidate has.
+_IN_PLACE, _BESIDE, _SUITES = 0.6, 0.1, 0.5
+_CHANGED = 1.4  # from here on a candidate is the anchor itself, changed where it stands
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Miss:
-    """A candidate that is no match: what differs, and how near it is (over 1: only its place differs)."""
+    """A candidate that is no match: what differs, and how near it is (2 and more: only its place differs)."""
 
     node: ast.AST
     code: str
@@ -234,12 +238,14 @@ def find_target(lane: Lane, name: str) -> Target | Failure:
     *classes, last = qualname.split(".")
     for at, part in enumerate(classes):
         found = [node for node in definitions(scope) if isinstance(node, ast.ClassDef) and node.name == part]
-        if len(found) != 1:
-            return _no_definition(text, name, part, "class", found, scope, qualname.split(".")[at + 1])
+        meanings = [*found, *rebindings(scope, part)] if found else []
+        if len(meanings) != 1:
+            return _no_definition(text, name, part, "class", meanings, scope, qualname.split(".")[at + 1])
         scope = owner = found[0]
     functions = [node for node in definitions(scope) if isinstance(node, Function) and node.name == last]
-    if len(functions) != 1:
-        return _no_definition(text, name, last, "function", functions, scope, "")
+    meanings = [*functions, *rebindings(scope, last)] if functions else []
+    if len(meanings) != 1:
+        return _no_definition(text, name, last, "function", meanings, scope, "")
     return Target(text, qualname, functions[0], owner)
 
 
@@ -252,13 +258,27 @@ def definitions(scope: ast.AST) -> Iterator[ast.AST]:
             yield from definitions(child)
 
 
+def rebindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
+    """The assignments by which a scope gives a name another meaning, ``schedule = wrap(schedule)``."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (ast.ClassDef, *Function)):
+            continue
+        if isinstance(child, (ast.Assign, ast.AnnAssign)) and child.value is not None:
+            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+            if any(isinstance(node, ast.Name) and node.id == name for target in targets for node in ast.walk(target)):
+                yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield from rebindings(child, name)
+
+
 def _no_definition(
     text: ModuleText, target: str, name: str, kind: str, found: Sequence[ast.AST], scope: ast.AST, member: str
 ) -> Failure:
     if found:
-        lines = ", ".join(str(getattr(node, "lineno", "?")) for node in found)
+        places = [f"{short(text.display)}:{getattr(node, 'lineno', '?')}  `{head(node)}`" for node in found]
         return Failure(
-            "BP106", f"{name} is defined {len(found)} times", fields=(("target", target), ("lines", lines)),
+            "BP106", f"{name} is defined {len(found)} times",
+            fields=(("target", target), ("nearest", "\n".join(places))),
             next="decide which definition runs and make the target unambiguous upstream or in the delta",
             file=text.display, line=getattr(found[-1], "lineno", None),
         )  # fmt: skip
@@ -272,7 +292,7 @@ def _no_definition(
     best = max(others, key=likeness, default=None)
     nearest = "nothing of that kind"
     if best is not None:
-        nearest = f"{short(text.display)}:{best.lineno}  `{best.name}`"  # type: ignore[attr-defined]
+        nearest = f"{short(text.display)}:{best.lineno}  `{best.name}`"
     return Failure(
         "BP105" if kind == "class" else "BP104", f"{name} is not in {text.module}; nothing was patched",
         fields=(("target", target), ("nearest", nearest)),
@@ -353,12 +373,21 @@ def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
     pattern = anchor.compiled
     found = []
     for node, statements in _candidates(target, pattern):
-        score = pattern.similarity(node, anchor.allow)
+        score = pattern.similarity(node, anchor.allow) + _SUITES * _same_suites(pattern.nodes[0], node)
+        if not isinstance(_inside(target, anchor, statements, {}), str):
+            score += _IN_PLACE if anchor.inside else 0.0
+            score += _BESIDE * (not isinstance(_beside(target, anchor, Match(tuple(statements), {}, {}, node)), str))
         if score >= _NEAR:
             result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
             if isinstance(result, Mismatch):
-                found.append(Miss(node, _code_of(result, pattern.nodes[0], node), str(result), score))
+                found.append(Miss(node, _code_of(result, pattern, statements), str(result), score))
     return found
+
+
+def _same_suites(wanted: ast.AST, node: ast.AST) -> bool:
+    """Whether a compound statement has statements of the same kinds in it, ``break`` and ``break``."""
+    kinds = [[[type(statement) for statement in suite] for _, suite in suites_of(item)] for item in (wanted, node)]
+    return type(wanted) is type(node) and kinds[0] == kinds[1] != []
 
 
 def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
@@ -386,15 +415,18 @@ def _expressions(function: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     yield from below(function, None)
 
 
-def _code_of(miss: Mismatch, wanted: ast.AST, found: ast.AST) -> str:
+def _code_of(miss: Mismatch, pattern: Pattern, statements: Sequence[ast.stmt]) -> str:
     """Which refusal a first difference stands for."""
-    field_name = miss.path.rpartition(".")[2]
-    if field_name.startswith("ops["):
+    within = re.match(r"statements\[(\d+)\]\.", miss.path)
+    at = int(within[1]) if within else 0
+    path = miss.path[within.end() :] if within else miss.path
+    if path.rpartition(".")[2].startswith("ops["):
         return "BP112"
-    if miss.path.startswith("orelse[") and miss.wanted == "nothing":
+    if path.startswith("orelse[") and miss.wanted == "nothing":
         return "BP115"
-    if miss.path.startswith("body["):
-        return "BP114" if len(getattr(found, "body", ())) > len(getattr(wanted, "body", ())) else "BP113"
+    if path.startswith("body["):
+        wanted, found = (len(getattr(node, "body", ())) for node in (pattern.nodes[at], statements[at]))
+        return "BP114" if found > wanted else "BP113"
     return "BP101"
 
 
@@ -421,12 +453,23 @@ def _inside(
 def _beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
     _, _, suite, first = target.places[id(match.statements[0])]
     bound = dict(match.bound)
-    for text, at, word in ((anchor.after, first - 1, "before"), (anchor.before, first + len(match.statements), "after")):
+    for text, at, word in (
+        (anchor.after, first - 1, "before"),
+        (anchor.before, first + len(match.statements), "after"),
+    ):
         if text is None:
             continue
         pattern = compile_pattern(text)
         neighbour = suite[at] if 0 <= at < len(suite) else None
-        result = pattern.match(neighbour.value if isinstance(neighbour, ast.Expr) and pattern.kind == "expression" else neighbour, bound, anchor.allow) if neighbour is not None else None  # noqa: E501
+        result = (
+            pattern.match(
+                neighbour.value if isinstance(neighbour, ast.Expr) and pattern.kind == "expression" else neighbour,
+                bound,
+                anchor.allow,
+            )
+            if neighbour is not None
+            else None
+        )
         if result is None or isinstance(result, Mismatch):
             found = f"`{head(neighbour)}`" if neighbour is not None else "nothing"
             return f"the statement {word} it must be `{pattern}` and is {found}"
@@ -441,7 +484,9 @@ def _place(delta: Delta, target: Target | Failure) -> Placement:
     if isinstance(target, Failure):
         return Placement(delta, "failed", failures=[_name(delta, target)])
     if target.unusable is not None:
-        return Placement(delta, "failed", target=target, line=target.node.lineno, failures=[_name(delta, target.unusable)])
+        return Placement(
+            delta, "failed", target=target, line=target.node.lineno, failures=[_name(delta, target.unusable)]
+        )
     found: list[tuple[Variant, Match | None]] = []
     often: list[tuple[Variant, list[Match]]] = []
     misses: list[tuple[Variant, Miss]] = []
@@ -519,28 +564,39 @@ def _name(delta: Delta, failure: Failure) -> Failure:
     return failure.with_fields(("delta", delta.name), ("declared", delta.declared))
 
 
-def _about(delta: Delta, target: Target) -> tuple[tuple[str, str], ...]:
+def _about(target: Target) -> tuple[tuple[str, str], ...]:
     return (("target", f"{target.name}   ({target.where(target.node)})"),)
 
 
-def _fail(delta: Delta, target: Target, code: str, what: str, rows: Sequence[tuple[str, str]], line: int, next_step: str) -> Failure:
+def _fail(
+    delta: Delta, target: Target, code: str, what: str, rows: Sequence[tuple[str, str]], line: int, next_step: str
+) -> Failure:
     return Failure(
-        code, what, fields=(*_about(delta, target), *rows, ("declared", delta.declared)), next=next_step,
+        code, what, fields=(*_about(target), *rows, ("declared", delta.declared)), next=next_step,
         file=target.text.display, line=line,
     )  # fmt: skip
 
 
 def _not_found(delta: Delta, target: Target, misses: Sequence[tuple[Variant, Miss]]) -> Failure:
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
-    outside = _outside(delta, target)
+    ranked = sorted(misses, key=lambda pair: -pair[1].score)
+    changed = bool(ranked) and ranked[0][1].score >= _CHANGED
+    outside = _outside(delta, target, loose=not changed)
     if outside is not None:
         variant, function, node = outside
         rows = [
             ("anchor", f"{variant.anchor}   need 1, found 0"),
-            ("nearest", f"{target.where(node)}  in `{function.name}`, an exact match"),
+            ("nearest", f"{target.where(node)}  {shown(node)}  in `{function.name}`"),
         ]
-        return _fail(delta, target, "BP116", what, rows, node.lineno, f"change the target to {function.name} if the code moved there")
-    ranked = sorted(misses, key=lambda pair: -pair[1].score)
+        return _fail(
+            delta,
+            target,
+            "BP116",
+            what,
+            rows,
+            node.lineno,
+            f"change the target to {function.name} if the code moved there",
+        )
     if ranked:
         variant, miss = ranked[0]
         line = getattr(miss.node, "lineno", target.node.lineno)
@@ -556,17 +612,17 @@ def _not_found(delta: Delta, target: Target, misses: Sequence[tuple[Variant, Mis
     return _fail(delta, target, code, what, rows, line, f"compare with upstream and add a variant to {delta.declared}")
 
 
-def _outside(delta: Delta, target: Target) -> tuple[Variant, FunctionNode, ast.stmt | ast.expr] | None:
-    for function in ast.walk(target.text.tree):
-        if not isinstance(function, Function) or function is target.node:
-            continue
-        other = Target(target.text, function.name, function, None)
-        for variant in delta.variants:
-            if variant.anchor is None or variant.status != "applied":
-                continue
-            matches, _ = find_anchor(other, variant.anchor)
-            for match in matches:
-                return variant, function, match.node  # type: ignore[return-value]
+def _outside(delta: Delta, target: Target, *, loose: bool) -> tuple[Variant, FunctionNode, ast.stmt | ast.expr] | None:
+    """Another function that holds the anchor; ``loose``: without the levels around it, which may have stayed behind."""
+    anchors = [(variant, variant.anchor) for variant in delta.variants if variant.anchor is not None]
+    others = [node for node in ast.walk(target.text.tree) if isinstance(node, Function) and node is not target.node]
+    for whole in (True, False) if loose else (True,):
+        for function in others:
+            other = Target(target.text, function.name, function, None)
+            for variant, anchor in anchors:
+                matches, _ = find_anchor(other, anchor if whole else replace(anchor, inside=()))
+                for match in matches:
+                    return variant, function, match.node  # type: ignore[return-value]
     return None
 
 
@@ -577,7 +633,9 @@ def _too_often(delta: Delta, target: Target, variant: Variant, matches: Sequence
         ("nearest", ", ".join(target.where(match.node) for match in matches)),
     ]
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
-    return _fail(delta, target, "BP102", what, rows, lines[-1], f"make the anchor in {delta.declared} say which one is meant")
+    return _fail(
+        delta, target, "BP102", what, rows, lines[-1], f"make the anchor in {delta.declared} say which one is meant"
+    )
 
 
 def _several(delta: Delta, target: Target, names: Sequence[str]) -> Failure:
@@ -587,7 +645,9 @@ def _several(delta: Delta, target: Target, names: Sequence[str]) -> Failure:
 
 def _nothing(delta: Delta, target: Target) -> Failure:
     what = f"delta {delta.name!r} leaves {target.qualname} as it is"
-    return _fail(delta, target, "BP111", what, (), target.node.lineno, "declare this shape as absorbed, or mend the edit")
+    return _fail(
+        delta, target, "BP111", what, (), target.node.lineno, "declare this shape as absorbed, or mend the edit"
+    )
 
 
 def _part_of(delta: Delta, target: Target, statement: ast.stmt) -> Failure:
@@ -621,7 +681,15 @@ def _collision(target: Target, one: Step, other: Step) -> Failure | None:
             "let one delta make both changes, or anchor them at different statements",
         )  # fmt: skip
     if isinstance(one.edit, AddParameter) and isinstance(other.edit, AddParameter) and one.edit.name == other.edit.name:
-        return _fail(one.delta, target, "BP119", f"{both} add the parameter {one.edit.name}", rows, line, "let one of them add it")
+        return _fail(
+            one.delta,
+            target,
+            "BP119",
+            f"{both} add the parameter {one.edit.name}",
+            rows,
+            line,
+            "let one of them add it",
+        )
     same_point = _point(target, one) is not None and _point(target, one) == _point(target, other)
     if not same_point or one.delta is other.delta:
         return None

@@ -7,6 +7,7 @@ lives with the command line, where ``rich`` is at hand.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from xml.etree import ElementTree as Xml
@@ -66,7 +67,8 @@ class FeatureReport:
 
     @property
     def outcome(self) -> Outcome:
-        unknown = any(item.status == "unknown" for item in (*self.invariants, *self.calls)) or self.reversible is None
+        statuses = [item.status for item in self.invariants] + [call.status for call in self.calls]
+        unknown = "unknown" in statuses or self.reversible is None
         broken = self.reversible is False
         extra = [Outcome.BROKEN] * broken + [Outcome.UNKNOWN] * unknown
         return Outcome.worst([*(failure.outcome for failure in self.failures), *extra])
@@ -107,7 +109,9 @@ class LaneReport:
 
     @property
     def status(self) -> str:
-        return {Outcome.HOLDS: "ok", Outcome.BROKEN: "failed", Outcome.USAGE: "usage", Outcome.UNKNOWN: "unknown"}[self.outcome]
+        return {Outcome.HOLDS: "ok", Outcome.BROKEN: "failed", Outcome.USAGE: "usage", Outcome.UNKNOWN: "unknown"}[
+            self.outcome
+        ]
 
 
 @dataclass
@@ -142,7 +146,9 @@ def _count(number: int, noun: str) -> str:
 
 def as_json(report: Report) -> str:
     """The schema of the README, ``schema: 1``."""
-    return json.dumps({"schema": 1, "exit_code": int(report.outcome), "lanes": [_lane(lane) for lane in report.lanes]}, indent=2)
+    return json.dumps(
+        {"schema": 1, "exit_code": int(report.outcome), "lanes": [_lane(lane) for lane in report.lanes]}, indent=2
+    )
 
 
 def _lane(lane: LaneReport) -> dict[str, object]:
@@ -193,17 +199,32 @@ def _escape(text: str, *, data: bool = False) -> str:
 
 
 def _summary(lane: LaneReport) -> str:
-    parts = [f"{feature.name}: " + ", ".join(f"{d.name} {d.status}" for d in feature.deltas) for feature in lane.features]
+    parts = [
+        f"{feature.name}: " + ", ".join(f"{d.name} {d.status}" for d in feature.deltas) for feature in lane.features
+    ]
     return f"vLLM {lane.vllm_version or 'unknown'} is {lane.status}. " + "; ".join(parts)
 
 
 def as_markdown(report: Report) -> str:
     """For a pull request: the verdict, one table, every failure."""
-    lines = [f"**{report.verdict}**", "", "| lane | vLLM | delta | status | variant | where | matches |", "| --- " * 7 + "|"]
+    lines = [
+        f"**{report.verdict}**",
+        "",
+        "| lane | vLLM | delta | status | variant | where | matches |",
+        "| --- " * 7 + "|",
+    ]
     for lane in report.lanes:
         for feature in lane.features:
             for delta in feature.deltas:
-                cells = [lane.name, lane.vllm_version or "?", delta.name, delta.status, delta.variant or "", place(delta), str(delta.matches)]
+                cells = [
+                    lane.name,
+                    lane.vllm_version or "?",
+                    delta.name,
+                    delta.status,
+                    delta.variant or "",
+                    place(delta),
+                    str(delta.matches),
+                ]
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
             lines.append(f"| {lane.name} | {lane.vllm_version or '?'} | {' · '.join(footer(feature))} |||||")
     for lane in report.lanes:
@@ -231,17 +252,22 @@ def as_junit(report: Report) -> str:
     """One suite a lane, one case a delta, invariant and call shape; what could not be checked is an error."""
     root = Xml.Element("testsuites", name="balance_patcher verify")
     for lane in report.lanes:
-        suite = Xml.SubElement(root, "testsuite", name=lane.name)
+        suite = Xml.SubElement(root, "testsuite", name=_clean(lane.name))
         cases = list(_cases(lane))
         for name, kind, text in cases:
-            case = Xml.SubElement(suite, "testcase", classname=lane.name, name=name)
+            case = Xml.SubElement(suite, "testcase", classname=_clean(lane.name), name=_clean(name))
             if kind:
-                Xml.SubElement(case, kind, message=text.splitlines()[0]).text = text
+                Xml.SubElement(case, kind, message=_clean(text.partition("\n")[0])).text = _clean(text)
         suite.set("tests", str(len(cases)))
         for kind in ("failure", "error"):
             suite.set(f"{kind}s", str(sum(found == kind for _, found, _ in cases)))
     Xml.indent(root)
     return Xml.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _clean(text: str) -> str:
+    """A text without the characters that XML cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
 def _cases(lane: LaneReport) -> Iterator[tuple[str, str, str]]:
