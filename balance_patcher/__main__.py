@@ -1,19 +1,22 @@
-"""``python -m balance_patcher``; says which extra is missing if the command line cannot be imported."""
+"""``python -m balance_patcher``; says what is missing if the command line cannot be imported."""
 
 import sys
+import traceback
 
 
 def run() -> None:
-    """Start the command line, or say what it lacks and exit 3."""
+    """Start the command line, or say what it lacks and exit 3: never 1, which would be a finding."""
     try:
         from .cli import main
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
-            raise
-        sys.stderr.write(
-            f"BP513 package is missing: the command line needs {error.name}\n"
-            "  next      pip install 'balance_patcher[cli]'\n"
-        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, nothing was checked
+        name = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and name in ("typer", "rich", "click"):
+            sys.stderr.write(f"BP513 package is missing: the command line needs {name}\n")
+            sys.stderr.write("  next      pip install 'balance_patcher[cli]'\n")
+        else:
+            traceback.print_exc()
+            sys.stderr.write(f"BP599 unexpected error: {type(error).__name__}: {error}\n")
+            sys.stderr.write("  next      report this with the traceback; nothing was checked or patched\n")
         sys.exit(3)
     main()
 

@@ -24,10 +24,11 @@ from .errors import Failure, PatchError, refuse
 from .invariants import check_invariants
 from .names import check_names
 from .pattern import render_bound
-from .plan import Plan, Step, Target, _forwarded, find_target, in_order, make_plan
+from .plan import Plan, Step, in_order, make_plan
 from .proof import compile_text, find_code, first_line, prove
 from .rewrite import MARK, Rewrite, rewrite
 from .source import InstalledSource, Lane, ModuleText
+from .targets import Target, find_target, forwarded
 
 _UPSTREAM = "balance_patcher_upstream"
 
@@ -148,7 +149,7 @@ def through_text(target: Target, steps: list[Step]) -> str:
     signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
     positional = [*target.node.args.posonlyargs, *target.node.args.args]
     first = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
-    passed = render_bound((*first, *_forwarded(target)))
+    passed = render_bound((*first, *forwarded(target)))
     mark = f"{MARK}{steps[0].delta.name}"
     name, indent = target.node.name, "    "
     lines = [f"def upstream({_UPSTREAM}):"]

@@ -14,10 +14,11 @@ from .delta import AddParameter, CallShape, Feature, Prologue
 from .errors import Failure, PatchError
 from .invariants import check_invariants
 from .pattern import render_bound
-from .plan import Placement, Plan, Target, find_target, make_plan
+from .plan import Placement, Plan, make_plan
 from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport
 from .rewrite import Rewrite, take_out
 from .source import Lane, LaneSpec, Source, open_source
+from .targets import Target, find_target
 
 _SHORT = 70  # a bound text that is longer says nothing in a table
 

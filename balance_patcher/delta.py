@@ -68,6 +68,8 @@ class Anchor:
         for text in (self.after, self.before):
             if text and compile_pattern(text).kind == "statements":
                 raise _bad(f"`after` and `before` are one statement each: `{compile_pattern(text)}`")
+        if self.compiled.kind == "statements" and self.compiled.opens:
+            raise _bad(f"a run of statements has a fixed length; `$$$` cannot stand among them: `{self.compiled}`")
         names = [level.name for level in self.inside]
         if len(set(names)) < len(names) or "anchor" in names:
             raise _bad("levels need names of their own, and `anchor` is taken")

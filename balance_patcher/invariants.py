@@ -12,12 +12,14 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .anchors import find_anchor
 from .delta import Agree, Anchor, CalledOnce, Invariant, Ordered, Pure, Sets
 from .errors import Failure, Outcome, PatchError
 from .pattern import Mismatch, compile_pattern, render_bound, same
-from .plan import Plan, Target, find_anchor, find_target, own_nodes, short
+from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
+from .targets import Target, find_target, own_nodes, short
 
 _MORE = 2  # stands for every number of calls over one
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from .delta import CallThrough, RuntimeClass
 from .errors import Failure
 from .pattern import Template
-from .plan import Function, Placement, Plan, Step, Target, definitions, short
+from .plan import Placement, Plan, Step
 from .source import Lane, ModuleText
+from .targets import Function, Target, definitions, short
 
 _PROBE = "__bp_probe"
 _DEFINITIONS = (*Function, ast.ClassDef)

@@ -182,6 +182,11 @@ class Pattern:
         header = self.kind == "header"
         return _overlap(first, candidate, allow or {}, header=header) / _weight(first, header=header)
 
+    @property
+    def opens(self) -> bool:
+        """Whether a list hole stands among the pattern's own statements, so that its length is open."""
+        return any(_hole(node, _LIST) is not None for node in self.nodes)
+
     def __str__(self) -> str:
         return " ".join(line.strip() for line in self.text.splitlines())
 

@@ -19,7 +19,7 @@ def prefer_astor() -> None:
     global _renderer  # noqa: PLW0603 - one setting for the process
     try:
         import astor
-    except ImportError:
+    except Exception:  # noqa: BLE001 - an astor that does not know this Python fails in other ways than ImportError
         return
 
     def by_astor(node: ast.AST) -> str:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from .delta import AddParameter, CallThrough, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
 from .pattern import _string_end, same
-from .plan import Plan, Step, Target, docstring_length, find_target, in_order
+from .plan import Plan, Step, in_order
 from .render import head
 from .source import Lane, ModuleText
+from .targets import Target, docstring_length, find_target
 
 MARK = "  # bp: "
 _MARKED = re.compile(r".*  # bp: (?P<delta>[\w.-]+)$")

@@ -191,7 +191,7 @@ class ModuleText:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The physical lines with their ends; ``\\n``, ``\\r\\n`` and ``\\r`` end a line, nothing else does."""
+        """The physical lines with their ends: LF, CR LF or CR ends a line, nothing else does."""
         return _LINE.findall(self.text)
 
     def encoded(self, text: str) -> bytes:
@@ -206,7 +206,9 @@ def module_text(module: str, path: str, display: str, data: bytes) -> ModuleText
         PatchError: BP508, if the cookie is unknown or the bytes do not fit it.
     """
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        # `readline` ends a line at `\n` only; the cookie stands in one of the first two lines, however they end.
+        first = re.sub(rb"\r\n?", b"\n", data[:8192])
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(first).readline)
         bom = encoding == "utf-8-sig"
         encoding = "utf-8" if bom else encoding
         text = data[3 * bom :].decode(encoding)
@@ -239,7 +241,7 @@ class Lane:
 
     def require_vllm(self) -> None:
         """Refuse a source that holds no vLLM at all (BP503), as opposed to one that lacks a module."""
-        if not any(self.source.read(f"vllm/{name}.py") for name in ("__init__", "version", "_version")):
+        if all(self.source.read(f"vllm/{name}.py") is None for name in ("__init__", "version", "_version")):
             raise refuse(
                 "BP503", f"{self.source.spec} has no package `vllm`", next="name a source that holds `vllm/` at its top"
             )

@@ -53,9 +53,7 @@ class Web:
         self._session: requests.Session | None = None
         self._keyring: dict[str, tuple[str, str] | None] = {}
 
-    def get(
-        self, url: str, *, headers: Mapping[str, str] | None = None, stream: bool = False
-    ) -> requests.Response:
+    def get(self, url: str, *, headers: Mapping[str, str] | None = None, stream: bool = False) -> requests.Response:
         """The answer, whatever its status. A streamed one must be closed: it holds a connection.
 
         Raises:

@@ -237,16 +237,16 @@ def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
         chunks = place.get("profiling_chunk_config") if isinstance(place, dict) else None
         if isinstance(chunks, dict) and chunks.get("enabled"):
             reasons.append(f"{KEY} and profiling_chunk_config.enabled exclude each other")
-    if vllm_config.parallel_config.data_parallel_size > 1 and not hasattr(engine, "_has_global_unfinished_reqs"):
-        if vllm_config.model_config.is_moe:
-            reasons.append(
-                f"{KEY} with data_parallel_size={vllm_config.parallel_config.data_parallel_size} needs the data-parallel "
-                "busy loop to gather in, which the in-process client and the external launcher do not run"
-            )
+    size = vllm_config.parallel_config.data_parallel_size
+    if size > 1 and vllm_config.model_config.is_moe and not hasattr(engine, "_has_global_unfinished_reqs"):
+        reasons.append(
+            f"{KEY} with data_parallel_size={size} needs the data-parallel busy loop to gather in, "
+            "which the in-process client and the external launcher do not run"
+        )
     return tuple(dict.fromkeys(reasons))
 
 
-def balance_needless(engine: Any, vllm_config: Any) -> str | None:
+def balance_needless(_: Any, vllm_config: Any) -> str | None:
     """Why there is nothing to gather: one rank, or a dense model, whose ranks have no group."""
     if vllm_config.parallel_config.data_parallel_size <= 1:
         return "nothing to gather: there is one data-parallel rank"
@@ -527,13 +527,19 @@ def upstream(balance_patcher_upstream):
 REFUSES = (
     Refusal("balance.disabled-path", "class Scheduler:\n    async def schedule(self):\n        pass\n", "BP108"),
     Refusal("balance.disabled-path", "class Scheduler:\n    def schedule(self):\n        yield 1\n", "BP109"),
-    Refusal("balance.disabled-path", "class Scheduler:\n    @wrapped\n    def schedule(self):\n        pass\n", "BP107"),
+    Refusal(
+        "balance.disabled-path", "class Scheduler:\n    @wrapped\n    def schedule(self):\n        pass\n", "BP107"
+    ),
     Refusal("balance.disabled-path", "class Scheduler:\n    def plan(self):\n        pass\n", "BP104"),
     Refusal("balance.admission-gate", _GATE_BEFORE.replace("max_num_running_reqs", "limit"), "BP101"),
     Refusal("balance.admission-gate", _GATE_BEFORE.replace(" == ", " > "), "BP112"),
     Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "continue"), "BP113"),
-    Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "self.full = True\n                    break"), "BP114"),
-    Refusal("balance.admission-gate", _GATE_BEFORE.replace("break", "break\n                    self.full = True"), "BP114"),
+    Refusal(
+        "balance.admission-gate", _GATE_BEFORE.replace("break", "self.full = True\n                    break"), "BP114"
+    ),
+    Refusal(
+        "balance.admission-gate", _GATE_BEFORE.replace("break", "break\n                    self.full = True"), "BP114"
+    ),
     Refusal("balance.admission-gate", _GATE_BEFORE.replace("if self.open", "with self.lock"), "BP117"),
     Refusal("balance.admission-gate", _GATE_BEFORE.replace("self.admit()", "balance_flag = self.admit()"), "BP301"),
     Refusal(

@@ -31,7 +31,7 @@ def lane_of(text_lane: Callable[..., Lane], delta: Delta, text: str) -> Lane:
 
 
 def unmarked(text: str) -> str:
-    return re.sub(r"  # bp: [\w.-]+$", "", text, flags=re.M)
+    return re.sub(r"  # bp: [\w.-]+$", "", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.delta}-{EXAMPLES.index(e)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from balance_patcher.anchors import find_anchor
 from balance_patcher.delta import (
     AddParameter,
     Anchor,
@@ -22,8 +23,9 @@ from balance_patcher.delta import (
     Variant,
 )
 from balance_patcher.errors import Failure, Outcome, PatchError
-from balance_patcher.plan import Plan, Target, find_anchor, find_target, in_order, make_plan
+from balance_patcher.plan import Plan, in_order, make_plan
 from balance_patcher.source import Lane
+from balance_patcher.targets import Target, find_target
 
 MakeLane = Callable[..., Lane]
 MODULE = "vllm.engine"

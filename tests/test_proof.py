@@ -16,9 +16,9 @@ from unittest import mock
 import pytest
 
 from balance_patcher.errors import PatchError
-from balance_patcher.plan import Target, find_target
 from balance_patcher.proof import compile_text, find_code, inner_functions, prove, same_code
 from balance_patcher.source import DirSource, Lane
+from balance_patcher.targets import Target, find_target
 
 NUMBERS = itertools.count()
 

@@ -35,9 +35,10 @@ from balance_patcher.delta import (
 )
 from balance_patcher.errors import PatchError
 from balance_patcher.pattern import Mismatch, compile_pattern
-from balance_patcher.plan import Placement, Plan, Step, Target, definitions, docstring_length, find_target
+from balance_patcher.plan import Placement, Plan, Step
 from balance_patcher.rewrite import Rewrite, _assemble, rewrite, take_out
 from balance_patcher.source import Lane
+from balance_patcher.targets import Target, definitions, docstring_length, find_target
 
 #: Modules that every Python from 3.10 to 3.13 has as source.
 MODULES = (

@@ -47,7 +47,8 @@ def answer(scheduler, output):
     ids = list(output.num_scheduled_tokens)
     tokens = [[7] if not scheduler.requests[name].is_prefill_chunk else [] for name in ids]
     scheduler.update_from_output(
-        output, ModelRunnerOutput(req_ids=ids, req_id_to_index={n: i for i, n in enumerate(ids)}, sampled_token_ids=tokens)
+        output,
+        ModelRunnerOutput(req_ids=ids, req_id_to_index={n: i for i, n in enumerate(ids)}, sampled_token_ids=tokens),
     )
 
 

@@ -1,0 +1,184 @@
+"""Find where an anchor stands in a target, and what comes near it where it does not.
+
+Exactly one match or none: there is no fuzz. A near miss is only for the text of the refusal.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .delta import (
+    Anchor,
+)
+from .pattern import Bindings, Bound, Mismatch, Pattern, compile_pattern
+from .render import head
+from .targets import SCOPES, Target, suites_of
+
+_NEAR = 0.55  # a candidate that scores less than this is not worth naming
+# What standing in the right place, or doing the right thing, adds to how much of the pattern a candidate has.
+_IN_PLACE, _BESIDE, _SUITES = 0.6, 0.1, 0.5
+CHANGED = 1.4  # from here on a candidate is the anchor itself, changed where it stands
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where an anchor stands.
+
+    Attributes:
+        statements: The matched run of statements; for an expression, the statement that holds it.
+        levels: The anchor's named levels.
+        bound: What the holes are bound to.
+        node: The matched node itself.
+    """
+
+    statements: tuple[ast.stmt, ...]
+    levels: dict[str, ast.stmt]
+    bound: Bindings
+    node: ast.AST
+
+    def at(self, name: str) -> tuple[ast.stmt, ...]:
+        return self.statements if name == "anchor" else (self.levels[name],)
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A candidate that is no match: what differs, and how near it is (2 and more: only its place differs)."""
+
+    node: ast.AST
+    code: str
+    reason: str
+    score: float
+
+
+def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]]:
+    """All places of an anchor in a target, and, where it is not found once, the candidates that come near."""
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    pattern = anchor.compiled
+    for node, statements in _candidates(target, pattern):
+        result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
+        if isinstance(result, Mismatch):
+            continue
+        placed = _inside(target, anchor, statements, result)
+        if isinstance(placed, str):
+            misses.append(Miss(node, "BP117", placed, 2.0))
+        else:
+            matches.append(Match(tuple(statements), placed[0], placed[1], node))
+    if len(matches) == 1:
+        beside = _beside(target, anchor, matches[0])
+        if not isinstance(beside, str):
+            return [beside], misses
+        return [], [*misses, Miss(matches[0].node, "BP117", beside, 3.0)]
+    return matches, misses if matches else [*misses, *_near_misses(target, anchor)]
+
+
+def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
+    pattern = anchor.compiled
+    found = []
+    for node, statements in _candidates(target, pattern):
+        score = pattern.similarity(node, anchor.allow) + _SUITES * _same_suites(pattern.nodes[0], node)
+        if not isinstance(_inside(target, anchor, statements, {}), str):
+            score += _IN_PLACE if anchor.inside else 0.0
+            score += _BESIDE * (not isinstance(_beside(target, anchor, Match(tuple(statements), {}, {}, node)), str))
+        if score >= _NEAR:
+            result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
+            if isinstance(result, Mismatch):
+                found.append(Miss(node, _code_of(result, pattern, statements), str(result), score))
+    return found
+
+
+def _same_suites(wanted: ast.AST, node: ast.AST) -> bool:
+    """Whether a compound statement has statements of the same kinds in it, ``break`` and ``break``."""
+    kinds = [[[type(statement) for statement in suite] for _, suite in suites_of(item)] for item in (wanted, node)]
+    return type(wanted) is type(node) and kinds[0] == kinds[1] != []
+
+
+def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    if pattern.kind == "expression":
+        yield from _expressions(target.node)
+        return
+    size = len(pattern.nodes) if pattern.kind == "statements" else 1
+    kind = type(pattern.nodes[0])
+    for _, _, suite, at in target.places.values():
+        statement = suite[at]
+        if at + size <= len(suite) and (type(statement) is kind or kind is ast.Expr):
+            yield statement, suite[at : at + size]
+
+
+def _expressions(function: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    def below(node: ast.AST, holder: ast.stmt | None) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, SCOPES):
+                continue
+            inner = child if isinstance(child, ast.stmt) else holder
+            if isinstance(child, ast.expr) and inner is not None:
+                yield child, [inner]
+            yield from below(child, inner)
+
+    yield from below(function, None)
+
+
+def _code_of(miss: Mismatch, pattern: Pattern, statements: Sequence[ast.stmt]) -> str:
+    """Which refusal a first difference stands for."""
+    within = re.match(r"statements\[(\d+)\]\.", miss.path)
+    at = int(within[1]) if within else 0
+    path = miss.path[within.end() :] if within else miss.path
+    if path.rpartition(".")[2].startswith("ops["):
+        return "BP112"
+    if path.startswith("orelse[") and miss.wanted == "nothing":
+        return "BP115"
+    if path.startswith("body["):
+        wanted, found = (len(getattr(node, "body", ())) for node in (pattern.nodes[at], statements[at]))
+        return "BP114" if found > wanted else "BP113"
+    return "BP101"
+
+
+def _inside(
+    target: Target, anchor: Anchor, statements: Sequence[ast.stmt], bound: dict[str, Bound]
+) -> tuple[dict[str, ast.stmt], dict[str, Bound]] | str:
+    levels: dict[str, ast.stmt] = {}
+    chain = list(target.ancestors(statements[0]))
+    for level in reversed(anchor.inside):
+        pattern = compile_pattern(level.pattern)
+        for at, (parent, name) in enumerate(chain):
+            result = pattern.match(parent, bound, anchor.allow)
+            if not isinstance(result, Mismatch) and name == "body" and isinstance(parent, ast.stmt):
+                bound, levels[level.name], chain = result, parent, chain[at + 1 :]
+                break
+            if level.direct:
+                found = f"`{head(parent)}`" if parent is not target.node else "the function itself"
+                found = found if name == "body" else f"the `{name}` of {found}"
+                return f"stands directly in {found}, not in `{pattern}`"
+        else:
+            return f"is not inside `{pattern}`"
+    return levels, bound
+
+
+def _beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
+    _, _, suite, first = target.places[id(match.statements[0])]
+    bound = dict(match.bound)
+    for text, at, word in (
+        (anchor.after, first - 1, "before"),
+        (anchor.before, first + len(match.statements), "after"),
+    ):
+        if text is None:
+            continue
+        pattern = compile_pattern(text)
+        neighbour = suite[at] if 0 <= at < len(suite) else None
+        result = (
+            pattern.match(
+                neighbour.value if isinstance(neighbour, ast.Expr) and pattern.kind == "expression" else neighbour,
+                bound,
+                anchor.allow,
+            )
+            if neighbour is not None
+            else None
+        )
+        if result is None or isinstance(result, Mismatch):
+            found = f"`{head(neighbour)}`" if neighbour is not None else "nothing"
+            return f"the statement {word} it must be `{pattern}` and is {found}"
+        bound = result
+    return Match(match.statements, match.levels, bound, match.node)

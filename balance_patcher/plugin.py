@@ -1,0 +1,271 @@
+"""Arm, decide, install: how a feature gets into an engine process by itself.
+
+*Arm* happens early, without a configuration: ``EngineCore.__init__`` is made to call through us, now or
+as soon as its module is imported. It is the one place that every launch path passes with the
+configuration and before the executor is built. *Decide* happens there: off leaves vLLM as it is; on
+means plan, build, install and read back, or refuse before weights load. The decision is stored, once
+for each engine.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+from .delta import Feature
+from .errors import Failure, PatchError, refuse
+from .install import Installation, install
+from .registry import features
+
+ENGINE_MODULE = "vllm.v1.engine.core"
+ENGINE_CLASS = "EngineCore"
+
+_LOCK = threading.RLock()
+_logger = logging.getLogger("vllm.balance_patcher")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one feature in one engine, and why.
+
+    Attributes:
+        feature: Its name.
+        active: Whether it runs in this engine.
+        reason: A sentence: who asked for it, or why it is off.
+        failures: What stood against it, where it was asked for and could not be had.
+    """
+
+    feature: str
+    active: bool
+    reason: str
+    failures: tuple[Failure, ...] = ()
+
+
+_DECISIONS: list[tuple[Decision, ...]] = []
+
+
+def decisions() -> list[tuple[Decision, ...]]:
+    """Every decision of this process: one tuple for each engine, one decision for each feature."""
+    return list(_DECISIONS)
+
+
+# -- arm -------------------------------------------------------------------------------------
+
+
+def arm() -> None:
+    """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once."""
+    if switch("BALANCE_PATCHER", ("auto", "off", "verify"), "auto") == "off":
+        return
+    with _LOCK:
+        module = sys.modules.get(ENGINE_MODULE)
+        if module is not None and hasattr(module, ENGINE_CLASS):
+            _guard(module)
+        elif not any(isinstance(finder, _EngineFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _EngineFinder())
+
+
+def armed() -> bool:
+    """Whether ``EngineCore.__init__`` calls through us, or will once it is imported."""
+    module = sys.modules.get(ENGINE_MODULE)
+    if module is not None and hasattr(module, ENGINE_CLASS):
+        return _guarded(getattr(module, ENGINE_CLASS)) is not None
+    return any(isinstance(finder, _EngineFinder) for finder in sys.meta_path)
+
+
+def disarm() -> None:
+    """Take the call-through and the finder out again; the identical ``__init__`` is put back."""
+    with _LOCK:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _EngineFinder)]
+        module = sys.modules.get(ENGINE_MODULE)
+        owner = getattr(module, ENGINE_CLASS, None)
+        upstream = _guarded(owner) if owner is not None else None
+        if owner is not None and upstream is not None:
+            owner.__init__ = upstream
+
+
+def switch(name: str, values: tuple[str, ...], default: str) -> str:
+    """The value of an environment switch.
+
+    Raises:
+        PatchError: BP006, for a value that it does not have.
+    """
+    value = os.environ.get(name, default).strip().lower() or default
+    if value not in values:
+        raise refuse("BP006", f"{name}={value}", next=f"set it to one of: {', '.join(values)}")
+    return value
+
+
+class _EngineFinder(importlib.abc.MetaPathFinder):
+    """Guards the engine core's module as soon as it has been executed, then leaves."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != ENGINE_MODULE:
+            return None
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
+            spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Guarding(spec.loader, self)
+                return spec
+        return None
+
+
+class _Guarding(importlib.abc.Loader):
+    """The engine core's own loader, and the guard after it."""
+
+    def __init__(self, loader: importlib.abc.Loader, finder: _EngineFinder) -> None:
+        self._loader, self._finder = loader, finder
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module and its spec keep the loader that Python gave them: `inspect` and pickling ask for it.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        with _LOCK:
+            _guard(module)
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
+
+
+def _guard(module: ModuleType) -> None:
+    owner = getattr(module, ENGINE_CLASS)
+    if _guarded(owner) is None:
+        owner.__init__ = _guarded_init(owner.__init__)
+
+
+def _guarded(owner: type) -> Any:
+    """What our call-through on a class calls, or ``None`` where there is none (also below other wrappers)."""
+    from .proof import inner_functions
+
+    found = vars(owner).get("__init__")
+    for function in (found, *inner_functions(found)):
+        if isinstance(function, FunctionType) and function.__code__ is _CALL_THROUGH:
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+            return cells["upstream"].cell_contents
+    return None
+
+
+def _guarded_init(upstream: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        decide(self, config)
+        upstream(self, *args, **kwargs)
+
+    __init__.__qualname__ = f"{ENGINE_CLASS}.__init__"
+    __init__.__doc__ = upstream.__doc__
+    __init__.__wrapped__ = upstream  # type: ignore[attr-defined]
+    return __init__
+
+
+_CALL_THROUGH = _guarded_init(object.__init__).__code__
+
+
+# -- decide ----------------------------------------------------------------------------------
+
+
+def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
+    """Decide for every feature, install those that are asked for, and store what was decided.
+
+    Runs vLLM's own general plugins first, so that what a host plugin patches is in place.
+
+    Args:
+        engine: The engine core that is being built; its data-parallel group exists, its weights do not.
+        vllm_config: Its configuration.
+
+    Raises:
+        PatchError: If a feature is asked for and cannot run; the engine must not start.
+    """
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    with _LOCK:
+        made = tuple(_decide(feature, engine, vllm_config) for feature in features())
+        _DECISIONS.append(made)
+    for decision in made:
+        for line in decision.reason.splitlines():
+            (_logger.error if decision.failures else _logger.info)("%s", line)
+    failures = [failure for decision in made for failure in decision.failures]
+    if failures and switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
+        raise PatchError(*failures)
+    return made
+
+
+def _decide(feature: Feature, engine: Any, vllm_config: Any) -> Decision:
+    rule = feature.enabling
+    if rule is None:
+        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because nothing can ask for it")
+    source = rule.asked(vllm_config)
+    if source is None:
+        reason = f"{feature.name}: OFF because the configuration does not ask for it"
+        return Decision(feature.name, active=False, reason=reason)
+    excluded = rule.excluded(engine, vllm_config)
+    if excluded:
+        failures = tuple(
+            Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
+            for why in excluded
+        )
+        return _off(feature, failures)
+    needless = rule.needless(engine, vllm_config)
+    if needless:
+        _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
+        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}")
+    try:
+        installation = install(feature)
+        _effective(installation, vllm_config)
+    except PatchError as error:
+        return _off(feature, error.failures)
+    return Decision(feature.name, active=True, reason=_on(installation, engine, vllm_config, source))
+
+
+def _off(feature: Feature, failures: tuple[Failure, ...]) -> Decision:
+    told = "\n".join(str(failure) for failure in failures)
+    return Decision(feature.name, False, f"{feature.name}: OFF because it cannot run\n{told}", failures)
+
+
+def _effective(installation: Installation, vllm_config: Any) -> None:
+    """Refuse a scheduler class whose ``schedule`` is not ours (BP702), read from ``__mro__``."""
+    for base, ours in installation.built.classes.items():
+        chosen = vllm_config.scheduler_config.get_scheduler_cls()
+        for target in installation.built.functions:
+            owner, _, name = target.rpartition(".")
+            if owner != base:
+                continue
+            found = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
+            if ours not in chosen.__mro__ or found is not ours:
+                where = getattr(sys.modules.get(chosen.__module__), "__file__", None) or chosen.__module__
+                raise refuse(
+                    "BP702",
+                    f"{_class_name(chosen)} runs {name} of {_class_name(found)}, not of {ours.__name__}",
+                    ("file", str(where)),
+                    next="choose a scheduler class that inherits the method, or switch the feature off",
+                )  # fmt: skip
+
+
+def _class_name(cls: type | None) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else "nobody"
+
+
+def _on(installation: Installation, engine: Any, vllm_config: Any, source: str) -> str:
+    parallel = vllm_config.parallel_config
+    rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
+    applied = [p.delta.name.rpartition(".")[2] for p in installation.built.plan.placements if p.status == "applied"]
+    return (
+        f"{installation.feature.name}: ON rank {rank}/{size} host={socket.gethostname()} source={source} "
+        f"deltas={','.join(applied)} digest={installation.digest}"
+    )

@@ -1,0 +1,220 @@
+"""Find the functions that deltas speak of, in a module's text.
+
+A target is found exactly once, undecorated, neither async nor a generator, or it is refused with the
+nearest candidate.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .errors import Failure
+from .render import head
+from .source import Lane, ModuleText
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+SCOPES = (*Function, ast.ClassDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One upstream function in a module's text.
+
+    Attributes:
+        text: The module.
+        qualname: ``Class.method`` or ``function``.
+        node: Its definition.
+        owner: Its class, if it has one.
+    """
+
+    text: ModuleText
+    qualname: str
+    node: FunctionNode
+    owner: ast.ClassDef | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.text.module}:{self.qualname}"
+
+    @cached_property
+    def places(self) -> dict[int, tuple[ast.AST, str, list[ast.stmt], int]]:
+        """For each statement of the function, by id: parent, field, suite, index; in the order of the text.
+
+        Statements of nested functions and classes are left out.
+        """
+        found: dict[int, tuple[ast.AST, str, list[ast.stmt], int]] = {}
+        parents: list[ast.AST] = [self.node]
+        while parents:
+            parent = parents.pop()
+            for name, suite in suites_of(parent):
+                for at, statement in enumerate(suite):
+                    found[id(statement)] = (parent, name, suite, at)
+                    if not isinstance(statement, SCOPES):
+                        parents.append(statement)
+        return dict(sorted(found.items(), key=lambda item: _position(item[1])))
+
+    @cached_property
+    def unusable(self) -> Failure | None:
+        """Why this function cannot be a target (BP107–BP109), if it cannot."""
+        return _unusable(self)
+
+    def ancestors(self, statement: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
+        """The compound statements around one, the nearest first, each with the field it stands in."""
+        at: ast.AST = statement
+        while id(at) in self.places:
+            parent, name, _, _ = self.places[id(at)]
+            yield parent, name
+            at = parent
+
+    def where(self, node: ast.AST) -> str:
+        """``file:line`` of a node."""
+        return f"{short(self.text.display)}:{getattr(node, 'lineno', '?')}"
+
+
+def short(path: str) -> str:
+    """The last part of a path, for the lines that a person reads."""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def find_target(lane: Lane, name: str) -> Target | Failure:
+    """A target in a lane, or why it is not there (BP104–BP110)."""
+    module, _, qualname = name.partition(":")
+    text = lane.module(module)
+    if text is None:
+        lane.require_vllm()
+        return Failure(
+            "BP110", f"{module} is not in {lane.source.spec}", fields=(("target", name),),
+            next="find where upstream moved it and change the delta's target",
+        )  # fmt: skip
+    scope: ast.AST = text.tree
+    owner: ast.ClassDef | None = None
+    *classes, last = qualname.split(".")
+    for at, part in enumerate(classes):
+        found = [node for node in definitions(scope) if isinstance(node, ast.ClassDef) and node.name == part]
+        meanings = [*found, *rebindings(scope, part)] if found else []
+        if len(meanings) != 1:
+            return _no_definition(text, name, part, "class", meanings, scope, qualname.split(".")[at + 1])
+        scope = owner = found[0]
+    functions = [node for node in definitions(scope) if isinstance(node, Function) and node.name == last]
+    meanings = [*functions, *rebindings(scope, last)] if functions else []
+    if len(meanings) != 1:
+        return _no_definition(text, name, last, "function", meanings, scope, "")
+    return Target(text, qualname, functions[0], owner)
+
+
+def definitions(scope: ast.AST) -> Iterator[ast.AST]:
+    """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (ast.ClassDef, *Function)):
+            yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield from definitions(child)
+
+
+def rebindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
+    """The assignments by which a scope gives a name another meaning, ``schedule = wrap(schedule)``."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (ast.ClassDef, *Function)):
+            continue
+        if isinstance(child, (ast.Assign, ast.AnnAssign)) and child.value is not None:
+            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+            if any(isinstance(node, ast.Name) and node.id == name for target in targets for node in ast.walk(target)):
+                yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield from rebindings(child, name)
+
+
+def _no_definition(
+    text: ModuleText, target: str, name: str, kind: str, found: Sequence[ast.AST], scope: ast.AST, member: str
+) -> Failure:
+    if found:
+        places = [f"{short(text.display)}:{getattr(node, 'lineno', '?')}  `{head(node)}`" for node in found]
+        return Failure(
+            "BP106", f"{name} is defined {len(found)} times",
+            fields=(("target", target), ("nearest", "\n".join(places))),
+            next="decide which definition runs and make the target unambiguous upstream or in the delta",
+            file=text.display, line=getattr(found[-1], "lineno", None),
+        )  # fmt: skip
+    kinds = ast.ClassDef if kind == "class" else Function
+    others = [node for node in definitions(scope) if isinstance(node, kinds)]
+
+    def likeness(node: ast.AST) -> float:
+        has = member and any(getattr(inner, "name", "") == member for inner in definitions(node))
+        return difflib.SequenceMatcher(None, name, getattr(node, "name", "")).ratio() + bool(has)
+
+    best = max(others, key=likeness, default=None)
+    nearest = "nothing of that kind"
+    if best is not None:
+        nearest = f"{short(text.display)}:{best.lineno}  `{best.name}`"
+    return Failure(
+        "BP105" if kind == "class" else "BP104", f"{name} is not in {text.module}; nothing was patched",
+        fields=(("target", target), ("nearest", nearest)),
+        next="find what it was renamed to and change the delta's target",
+        file=text.display, line=getattr(best, "lineno", None),
+    )  # fmt: skip
+
+
+def _unusable(target: Target) -> Failure | None:
+    node = target.node
+    code, what = "", ""
+    if node.decorator_list:
+        code, what = "BP107", f"{target.qualname} stands under `@{head(node.decorator_list[0])}`"
+    elif isinstance(node, ast.AsyncFunctionDef):
+        code, what = "BP108", f"{target.qualname} is `async def`"
+    elif any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node)):
+        code, what = "BP109", f"{target.qualname} yields"
+    if not code:
+        return None
+    return Failure(
+        code, f"{what}; nothing was patched",
+        fields=(("target", target.name), ("nearest", f"{target.where(node)}  `def {node.name}`")),
+        next="look at what upstream made of it; the deltas were written for a plain function",
+        file=target.text.display, line=node.lineno,
+    )  # fmt: skip
+
+
+def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """The suites directly below a statement, each with its field; those of handlers and cases among them."""
+    for name in ("body", "orelse", "finalbody"):
+        suite = getattr(statement, name, None)
+        if isinstance(suite, list) and suite:
+            yield name, suite
+    for name in ("handlers", "cases"):
+        for part in getattr(statement, name, ()):
+            yield name, part.body
+
+
+def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
+    statement = place[2][place[3]]
+    return statement.lineno, statement.col_offset
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a function but those of nested functions, classes and lambdas."""
+    for child in ast.iter_child_nodes(function):
+        yield child
+        if not isinstance(child, SCOPES):
+            yield from own_nodes(child)
+
+
+def forwarded(target: Target) -> tuple[ast.AST, ...]:
+    """Upstream's own parameters as call arguments, without ``self``."""
+    arguments = target.node.args
+    positional = [*arguments.posonlyargs, *arguments.args][1 if target.owner is not None else 0 :]
+    passed: list[ast.AST] = [ast.Name(a.arg, ast.Load()) for a in positional]
+    if arguments.vararg:
+        passed.append(ast.Starred(ast.Name(arguments.vararg.arg, ast.Load()), ast.Load()))
+    passed += [ast.keyword(a.arg, ast.Name(a.arg, ast.Load())) for a in arguments.kwonlyargs]
+    if arguments.kwarg:
+        passed.append(ast.keyword(None, ast.Name(arguments.kwarg.arg, ast.Load())))
+    return tuple(passed)
+
+
+def docstring_length(function: FunctionNode) -> int:
+    """1 if the function has a docstring, else 0: the index of its first statement that does something."""
+    return int(ast.get_docstring(function, clean=False) is not None)
