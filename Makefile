@@ -17,7 +17,7 @@ verify: .venv/.made-cli  ## check every delta against every declared lane; needs
 	@$(BIN)/python -m balance_patcher verify
 
 .PHONY: test
-test: test-unit test-lanes  ## all tests: the unit tests, then tests/lane on each lane's real vLLM
+test: test-unit test-lanes  ## all tests: the unit tests, then real schedulers and engines on each lane
 
 .PHONY: test-unit
 test-unit: .venv/.made-dev  ## the tests that need no vLLM
@@ -26,11 +26,11 @@ test-unit: .venv/.made-dev  ## the tests that need no vLLM
 
 # -W default: vLLM and torch warn on import. The other settings of pyproject.toml hold.
 .PHONY: test-lanes
-test-lanes: lanes  ## tests/lane on each lane's real vLLM
+test-lanes: lanes  ## tests/lane and tests/engine on each lane's real vLLM
 	@names=$$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1); failed=; \
 	for name in $$names; do \
 		echo "lane $$name: tests"; \
-		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/lane || failed+=" $$name"; \
+		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/lane tests/engine || failed+=" $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
