@@ -1,0 +1,102 @@
+"""A general plugin for tests: makes data-parallel MoE run on CPU, and writes down what engine cores do.
+
+vLLM's CPU communicator lacks the two ragged collectives that MoE dispatch and combine use; here they are
+over gloo, slow and exact. Each engine core appends one line of JSON a step to ``$ENGINE_PROBE/rank-N.jsonl``,
+from a wrapper around its busy loop, which is upstream's own otherwise.
+"""
+
+import json
+import os
+from pathlib import Path
+
+FOLDER = os.environ.get("ENGINE_PROBE")
+
+
+def register():
+    import torch
+    import torch.distributed as dist
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self, input_, dim=0, sizes=None):
+        if isinstance(input_, list):
+            return [all_gatherv(self, one, dim, sizes) for one in input_]
+        counts = sizes or [input_.shape[0]] * self.world_size
+        block = input_.new_zeros((max(counts), *input_.shape[1:]))
+        block[: input_.shape[0]] = input_
+        blocks = [torch.empty_like(block) for _ in counts]
+        dist.all_gather(blocks, block, group=self.device_group)
+        return torch.cat([one[:count] for one, count in zip(blocks, counts, strict=True)])
+
+    def reduce_scatterv(self, input_, dim=-1, sizes=None):
+        summed = input_.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=self.device_group)
+        counts = sizes or [summed.shape[0] // self.world_size] * self.world_size
+        return summed.split(counts)[self.rank_in_group].clone()
+
+    if os.environ.get("ENGINE_ASYNC") == "1":
+        keep_asynchronous()
+    CpuCommunicator.all_gatherv = all_gatherv
+    CpuCommunicator.reduce_scatterv = reduce_scatterv
+    if FOLDER:
+        watch()
+
+
+def keep_asynchronous():
+    """Asynchronous scheduling on CPU, where the platform switches it off as "not required"."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls, vllm_config):
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def watch():
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    if hasattr(DPEngineCoreProc, "probed"):
+        return
+    DPEngineCoreProc.probed = True
+    loop = DPEngineCoreProc.run_busy_loop
+
+    def run_busy_loop(self):
+        file = Path(FOLDER) / f"rank-{self.dp_rank}.jsonl"
+        with file.open("a", encoding="utf-8", buffering=1) as out:
+            out.write(json.dumps(facts(self)) + "\n")
+            gather = getattr(self.scheduler, "balance_gather", None)
+            if gather is not None:
+                self.scheduler.balance_gather = recording(self, gather, out)
+            loop(self)
+
+    DPEngineCoreProc.run_busy_loop = run_busy_loop
+
+
+def facts(engine):
+    """What runs in this process."""
+    from vllm.v1.core.sched import scheduler as module
+    from vllm.v1.engine import core
+
+    classes = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(engine.scheduler).__mro__]
+    return {
+        "pid": os.getpid(),
+        "classes": classes,
+        "schedule file": type(engine.scheduler).schedule.__code__.co_filename,
+        "hook file": core.DPEngineCoreProc._has_global_unfinished_reqs.__code__.co_filename,
+        "scheduler name": module.Scheduler.__name__,
+        "enabled": getattr(engine.scheduler, "_balance_enabled", None),
+        "queue": hasattr(engine.scheduler, "balance_queue"),
+    }
+
+
+def recording(engine, gather, out):
+    def record(*args):
+        gather(*args)
+        scheduler = engine.scheduler
+        running, waiting = scheduler.get_request_counts()
+        counts = [int(count) for count in scheduler.balance_queue]
+        out.write(json.dumps({"counts": counts, "running": running, "waiting": waiting}) + "\n")
+
+    return record
