@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from .delta import (
     Anchor,
 )
-from .pattern import Bindings, Bound, Mismatch, Pattern, compile_pattern
+from .matching import Bindings, Bound, Mismatch
+from .pattern import Pattern, compile_pattern
 from .render import head
 from .targets import SCOPES, Target, suites_of
 

@@ -12,25 +12,23 @@ import ast
 import contextlib
 import gc
 import importlib
-import inspect
 import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .delta import AddParameter, CalledOnce, CallThrough, Feature, RuntimeClass
+from .delta import AddParameter, CallThrough
 from .errors import Failure, PatchError, refuse
+from .feature import CalledOnce, Feature, RuntimeClass
 from .invariants import check_invariants
 from .names import check_names
-from .pattern import render_bound
-from .plan import Plan, Step, in_order, make_plan
+from .plan import Plan, in_order, make_plan
 from .proof import compile_text, find_code, first_line, prove
-from .rewrite import MARK, Rewrite, rewrite
+from .rewrite import Rewrite, rewrite
 from .source import InstalledSource, Lane, ModuleText
-from .targets import Target, find_target, forwarded
-
-_UPSTREAM = "balance_patcher_upstream"
+from .targets import Target, find_target
+from .through import UPSTREAM, through_text
 
 
 @dataclass(frozen=True)
@@ -138,45 +136,6 @@ def _take(code: CodeType, *names: str) -> CodeType:
     for name in names:
         code = next(inner for inner in code.co_consts if isinstance(inner, CodeType) and inner.co_name == name)
     return code
-
-
-def through_text(target: Target, steps: list[Step]) -> str:
-    """The text of a function that calls upstream's, then ours, and returns upstream's result.
-
-    A method stands in a class of its class's name, so that private names and ``super()`` come out right.
-    """
-    arguments = ast.parse(f"def f({ast.unparse(_bare(target.node.args))}): pass").body[0]
-    signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
-    positional = [*target.node.args.posonlyargs, *target.node.args.args]
-    first = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
-    passed = render_bound((*first, *forwarded(target)))
-    mark = f"{MARK}{steps[0].delta.name}"
-    name, indent = target.node.name, "    "
-    lines = [f"def upstream({_UPSTREAM}):"]
-    if target.owner is not None:
-        name, indent = target.owner.name, indent * 2
-        lines.append(f"    class {name}:")
-    lines.append(f"{indent}def {target.node.name}({signature}):{mark}")
-    lines.append(f"{indent}    balance_result = {_UPSTREAM}({passed}){mark}")
-    for step in steps:
-        lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
-    lines += [f"{indent}    return balance_result{mark}", f"    return {name}", ""]
-    return "\n".join(lines)
-
-
-def _bare(arguments: ast.arguments) -> ast.arguments:
-    """The same parameters without annotations; defaults only say that there are some."""
-
-    def bare(args: list[ast.arg]) -> list[ast.arg]:
-        return [ast.arg(a.arg) for a in args]
-
-    none = ast.Constant(None)
-    return ast.arguments(
-        posonlyargs=bare(arguments.posonlyargs), args=bare(arguments.args),
-        vararg=ast.arg(arguments.vararg.arg) if arguments.vararg else None,
-        kwonlyargs=bare(arguments.kwonlyargs), kw_defaults=[none if d else None for d in arguments.kw_defaults],
-        kwarg=ast.arg(arguments.kwarg.arg) if arguments.kwarg else None, defaults=[none for _ in arguments.defaults],
-    )  # fmt: skip
 
 
 def build(feature: Feature | str, lane: Lane | None = None) -> Built:
@@ -329,7 +288,7 @@ def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType)
     runtime = built.classes.get(owner_name)
     cells: dict[str, Any] = {}
     if item.through:
-        cells[_UPSTREAM] = CellType(built.functions.get(item.target, original))
+        cells[UPSTREAM] = CellType(built.functions.get(item.target, original))
     else:
         # Upstream's own `__class__` among them: its `super()` goes on to mean upstream's class.
         cells |= zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
@@ -375,22 +334,3 @@ def show(filename: str, text: str) -> None:
     """
     lines = [line.rstrip("\r\n") + "\n" for line in ModuleText("", "", filename, text).lines]
     linecache.cache[filename] = (len(text), None, lines, filename)
-
-
-def signature_of(target: Target) -> inspect.Signature:
-    """The signature of a target as its text has it, for binding without importing."""
-    arguments = target.node.args
-    kinds = inspect.Parameter
-    positional = [*arguments.posonlyargs, *arguments.args]
-    without = len(positional) - len(arguments.defaults)
-    parameters = []
-    for at, a in enumerate(positional):
-        kind = kinds.POSITIONAL_ONLY if at < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD
-        parameters.append(kinds(a.arg, kind, default=kinds.empty if at < without else None))
-    if arguments.vararg:
-        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
-    for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        parameters.append(kinds(a.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
-    if arguments.kwarg:
-        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(parameters)

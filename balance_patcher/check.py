@@ -9,16 +9,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from .build import compile_plan, signature_of
-from .delta import AddParameter, CallShape, Feature, Prologue
+from .build import compile_plan
+from .delta import AddParameter, Prologue
 from .errors import Failure, PatchError
+from .feature import CallShape, Feature
 from .invariants import check_invariants
-from .pattern import render_bound
+from .matching import render_bound
 from .plan import Placement, Plan, make_plan
 from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport
 from .rewrite import Rewrite, take_out
 from .source import Lane, LaneSpec, Source, open_source
 from .targets import Target, find_target
+from .through import signature_of
 
 _SHORT = 70  # a bound text that is longer says nothing in a table
 

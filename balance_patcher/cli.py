@@ -21,32 +21,25 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
-from rich.table import Table
 
 from .build import compile_plan
 from .check import check_lane, fetch
-from .delta import Feature
 from .errors import Failure, Outcome, PatchError, refuse
+from .feature import Feature
 from .lanes import declared_lanes
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
 from .plan import make_plan
 from .registry import features, find_feature
 from .render import prefer_astor
-from .report import RENDERINGS, LaneReport, Report, footer, place
+from .report import RENDERINGS, LaneReport, Report
 from .source import FORMS, Lane, LaneSpec, Source, open_source
+from .terminal import WIDE, as_text, print_report
 
 app = typer.Typer(
     name="balance_patcher", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Patch vLLM at run time from declared deltas, and prove beforehand that they can be placed.",
 )  # fmt: skip
-
-_COLOURS = {
-    "applied": "green", "absorbed": "cyan", "not-applicable": "cyan", "failed": "red", "unknown": "yellow",
-    "holds": "green", "broken": "red",
-}  # fmt: skip
-_WIDE = 150
 
 
 class Format(str, Enum):
@@ -139,13 +132,13 @@ def verify(
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
     if format is Format.text:
-        _print(result, Console(width=None if sys.stdout.isatty() else _WIDE))
+        print_report(result, Console(width=None if sys.stdout.isatty() else WIDE))
     else:
         typer.echo(RENDERINGS[format.value](result))
     outcomes = [result.outcome]
     for kind, file in extra:
         try:
-            _write(file, _text(result) if kind is Format.text else RENDERINGS[kind.value](result))
+            _write(file, as_text(result) if kind is Format.text else RENDERINGS[kind.value](result))
         except PatchError as error:
             _complain(error)
             outcomes.append(error.outcome)
@@ -224,60 +217,6 @@ def _guarded(spec: LaneSpec, work: Callable[[], _T]) -> _T | LaneReport:
             "BP599", f"{type(error).__name__}: {error}", "report this with the traceback", (("trace", trace),)
         )
         return LaneReport(spec.name, spec.spec, failures=[surprise])
-
-
-# -- text ------------------------------------------------------------------------------------
-
-
-def _text(report: Report) -> str:
-    console = Console(width=_WIDE, record=True, file=io.StringIO())
-    _print(report, console)
-    return console.export_text()
-
-
-def _print(report: Report, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("lane", "vLLM", "delta", "status", "variant", "where", "matches", "detail"):
-        table.add_column(column, justify="right" if column == "matches" else "left", overflow="fold")
-    for lane in report.lanes:
-        name, version = escape(lane.name), escape(lane.vllm_version or "unknown")
-        if not lane.features:
-            table.add_row(name, version, "", _painted(lane.status), "", "", "", "")
-        for feature in lane.features:
-            for delta in feature.deltas:
-                table.add_row(
-                    name, version, delta.name, _painted(delta.status), escape(delta.variant or ""),
-                    escape(place(delta)), str(delta.matches), escape(delta.detail),
-                )  # fmt: skip
-            table.add_row(
-                name,
-                version,
-                f"[bold]{feature.name}[/]",
-                _painted(feature.status),
-                "",
-                "",
-                "",
-                ", ".join(footer(feature)),
-            )
-        if lane.pin:
-            status = {"proven": "[green]proven[/]", "different": "[red]different[/]"}.get(
-                lane.pin.status, f"[yellow]{lane.pin.status}[/]"
-            )
-            table.add_row(name, version, escape(f"pin {lane.pin.wanted}"), status, "", "", "", escape(lane.pin.detail))
-    console.print(table)
-    for lane in report.lanes:
-        for failure in lane.all_failures:
-            console.print()
-            console.print(f"{lane.name}: {failure}", markup=False, highlight=False, soft_wrap=True)
-    console.print()
-    console.print(
-        report.verdict, style="bold green" if report.outcome is Outcome.HOLDS else "bold red", highlight=False
-    )
-
-
-def _painted(status: str) -> str:
-    colour = _COLOURS.get(status, "yellow")
-    return f"[{colour}]{status}[/]"
 
 
 # -- show ------------------------------------------------------------------------------------

@@ -10,18 +10,20 @@ import ast
 import keyword
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from .errors import PatchError, refuse
-from .pattern import Bound, Pattern, Template, compile_pattern, scan
+from .holes import scan
+from .matching import Bound
+from .pattern import Pattern, compile_pattern
+from .template import Template
 
 #: In the text of a :class:`Prologue`: the target's own parameters, as call arguments.
 PARAMETERS = "PARAMETERS"
 
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,18 @@ class Anchor:
         holes = self.holes  # compiles every pattern, so a bad one is an error here
         for name in self.allow:
             if name not in holes:
-                raise _bad(f"`allow` names ${name}, which the anchor does not bind")
+                raise bad(f"`allow` names ${name}, which the anchor does not bind")
         for level in self.inside:
             if compile_pattern(level.pattern).kind in ("expression", "statements"):
-                raise _bad(f"level {level.name!r} is no compound statement: `{level.pattern}`")
+                raise bad(f"level {level.name!r} is no compound statement: `{level.pattern}`")
         for text in (self.after, self.before):
             if text and compile_pattern(text).kind == "statements":
-                raise _bad(f"`after` and `before` are one statement each: `{compile_pattern(text)}`")
+                raise bad(f"`after` and `before` are one statement each: `{compile_pattern(text)}`")
         if self.compiled.kind == "statements" and self.compiled.opens:
-            raise _bad(f"a run of statements has a fixed length; `$$$` cannot stand among them: `{self.compiled}`")
+            raise bad(f"a run of statements has a fixed length; `$$$` cannot stand among them: `{self.compiled}`")
         names = [level.name for level in self.inside]
         if len(set(names)) < len(names) or "anchor" in names:
-            raise _bad("levels need names of their own, and `anchor` is taken")
+            raise bad("levels need names of their own, and `anchor` is taken")
 
     @property
     def compiled(self) -> Pattern:
@@ -178,26 +180,26 @@ class Variant:
 
     def __post_init__(self) -> None:
         if self.status not in ("applied", "absorbed", "not-applicable"):
-            raise _bad(f"variant {self.name!r} has the unknown status {self.status!r}")
+            raise bad(f"variant {self.name!r} has the unknown status {self.status!r}")
         if (self.status == "applied") != bool(self.edits):
-            raise _bad(f"variant {self.name!r}: edits go with `applied`, and only with it")
+            raise bad(f"variant {self.name!r}: edits go with `applied`, and only with it")
         if self.status != "applied" and self.anchor is None:
-            raise _bad(f"variant {self.name!r} has no anchor, so it would match everything")
+            raise bad(f"variant {self.name!r} has no anchor, so it would match everything")
         known = (self.anchor.holes if self.anchor else frozenset()) | {PARAMETERS}
         operators = self.anchor.operators if self.anchor else frozenset()
         for text in [*map(edit_text, self.edits), *self.exports.values()]:
             unknown = Template(text).holes - known
             if unknown:
-                raise _bad(f"variant {self.name!r} uses ${min(unknown)}, which its anchor does not bind")
+                raise bad(f"variant {self.name!r} uses ${min(unknown)}, which its anchor does not bind")
             wrong = _operators(text) - operators
             if wrong:
-                raise _bad(f"variant {self.name!r} uses <${min(wrong)}>, which is no operator in its anchor")
+                raise bad(f"variant {self.name!r} uses <${min(wrong)}>, which is no operator in its anchor")
         for name, text in self.exports.items():
             _check_export(name, text)
         levels = {"anchor", *(level.name for level in (self.anchor.inside if self.anchor else ()))}
         for edit in self.edits:
             if isinstance(edit, TextEdit) and (self.anchor is None or edit.at not in levels):
-                raise _bad(f"variant {self.name!r} edits at {edit.at!r}, which is no level of its anchor")
+                raise bad(f"variant {self.name!r} edits at {edit.at!r}, which is no level of its anchor")
             _check_text(edit)
 
 
@@ -217,42 +219,42 @@ def _check_text(edit: Edit) -> None:
     try:
         tree = ast.parse(probe)
     except SyntaxError as error:
-        raise _bad(f"the text of an edit is not Python ({error.msg}):\n{template.text}") from None
+        raise bad(f"the text of an edit is not Python ({error.msg}):\n{template.text}") from None
     if all(map(_does_nothing, tree.body)):
         raise refuse("BP111", "the edit's text does nothing", ("text", template.text), next="remove the edit")
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            raise _bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
+            raise bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
         if isinstance(node, (ast.Global, ast.Nonlocal)):
-            raise _bad("an edit must not declare global or nonlocal names")
+            raise bad("an edit must not declare global or nonlocal names")
     if isinstance(edit, CallThrough) and any(map(_leaves, tree.body)):
-        raise _bad("a call-through returns upstream's result: no return, yield or await of its own")
+        raise bad("a call-through returns upstream's result: no return, yield or await of its own")
     marked = "\n".join(f"{line}  # mark" if line.strip() else line for line in probe.splitlines())
     try:
         same = ast.dump(ast.parse(marked)) == ast.dump(tree)
     except SyntaxError:
         same = False
     if not same or "\\\n" in probe:
-        raise _bad("every line of an edit ends in a marker comment: no multi-line strings, no backslashes")
+        raise bad("every line of an edit ends in a marker comment: no multi-line strings, no backslashes")
 
 
 def _check_parameter(edit: AddParameter) -> None:
     if not edit.name.isidentifier() or keyword.iskeyword(edit.name):
-        raise _bad(f"a parameter cannot be called {edit.name!r}")
+        raise bad(f"a parameter cannot be called {edit.name!r}")
     try:
         ast.literal_eval(edit.default)
         literal = len(edit.default.splitlines()) == 1
     except (ValueError, SyntaxError, TypeError):
         literal = False
     if not literal:
-        raise _bad(f"the default of parameter {edit.name!r} is no literal on one line: {edit.default}")
+        raise bad(f"the default of parameter {edit.name!r} is no literal on one line: {edit.default}")
 
 
 def _check_export(name: str, text: str) -> None:
     try:
         ast.parse(_probe(Template(text)), mode="eval")
     except SyntaxError:
-        raise _bad(f"the export {name!r} is no expression: {text}") from None
+        raise bad(f"the export {name!r} is no expression: {text}") from None
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
@@ -303,16 +305,16 @@ class Delta:
     declared: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not _TARGET.fullmatch(self.target):
-            raise _bad(f"the target of {self.name!r} is not written `module:Qual.name`: {self.target!r}")
+        if not TARGET.fullmatch(self.target):
+            raise bad(f"the target of {self.name!r} is not written `module:Qual.name`: {self.target!r}")
         if not self.variants:
-            raise _bad(f"delta {self.name!r} has no variants")
+            raise bad(f"delta {self.name!r} has no variants")
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
-            raise _bad(f"delta {self.name!r} has two variants of one name")
+            raise bad(f"delta {self.name!r} has two variants of one name")
         for label in ("why", "upstream", "remove_when"):
             if not getattr(self, label).strip():
-                raise _bad(f"delta {self.name!r} does not say `{label}`")
+                raise bad(f"delta {self.name!r} does not say `{label}`")
         if not self.declared:
             object.__setattr__(self, "declared", _where())
 
@@ -325,204 +327,14 @@ class Delta:
         return self.target.partition(":")[2]
 
 
-@dataclass(frozen=True)
-class RuntimeClass:
-    """The subclass that carries a feature at run time.
-
-    Attributes:
-        name: Its name, ``BalanceScheduler``.
-        base: ``module:Class`` of upstream; rewritten methods of that class go on ours.
-        make: Called with upstream's live class; returns the new class, whose first base it is.
-        provides: The instance attributes that it brings, for the check of attribute names.
-    """
-
-    name: str
-    base: str
-    make: Callable[[type], type]
-    provides: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Enabling:
-    """When a feature runs in an engine. Each function gets the live ``VllmConfig``.
-
-    Attributes:
-        asked: Who asks for it, in words for the log; ``None`` when nobody does.
-        excluded: Why it must not run although it is asked for; empty when nothing stands against it. Gets the
-            engine core that is being built, too.
-        needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
-    """
-
-    asked: Callable[[Any], str | None]
-    excluded: Callable[[Any, Any], tuple[str, ...]]
-    needless: Callable[[Any, Any], str | None]
-
-
-@dataclass(frozen=True)
-class CallShape:
-    """A way in which a target must be callable: ``CallShape(TARGET, "throttle_prefills=True")``."""
-
-    target: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class CalledOnce:
-    """In each turn of the target's outermost loop the hook is called exactly once on every path that ends it.
-
-    Attributes:
-        target: The function that holds the loop.
-        call: A pattern of the call.
-        idle: A pattern of the statement whose ``continue`` may skip the call.
-    """
-
-    name: str
-    target: str
-    call: str
-    idle: str
-
-    def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target, self.call, self.idle)
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """In the target, ``first`` is executed on every path before ``then`` is."""
-
-    name: str
-    target: str
-    first: str
-    then: str
-
-    def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target, self.first, self.then)
-
-
-@dataclass(frozen=True)
-class Sets:
-    """The target assigns ``self.<attribute>``."""
-
-    name: str
-    target: str
-    attribute: str
-
-    def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target)
-
-
-@dataclass(frozen=True)
-class Agree:
-    """In the rewritten target both patterns match exactly once and bind the named holes alike."""
-
-    name: str
-    target: str
-    one: str
-    other: str
-    holes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target, self.one, self.other)
-        missing = set(self.holes) - (compile_pattern(self.one).holes & compile_pattern(self.other).holes)
-        if missing or not self.holes:
-            raise _bad(f"invariant {self.name!r} needs holes that both patterns bind: {sorted(missing)}")
-
-
-@dataclass(frozen=True)
-class Pure:
-    """What a delta bound to a hole has no effect of its own: no walrus, await, yield or foreign call."""
-
-    name: str
-    delta: str
-    hole: str
-    calls: tuple[str, ...] = ("len",)
-
-
-Invariant = CalledOnce | Ordered | Sets | Agree | Pure
-
-
-@dataclass(frozen=True)
-class Feature:
-    """The deltas that only make sense together; all or nothing.
-
-    Attributes:
-        name: Short, for the command line.
-        summary: One sentence.
-        deltas: In declaration order.
-        runtime: The subclass that carries it, if it needs one.
-        invariants: What must hold upstream besides the anchors.
-        call_shapes: How the rewritten targets must be callable.
-        enabling: When it runs in an engine; without one it is installed by hand only.
-    """
-
-    name: str
-    summary: str
-    deltas: tuple[Delta, ...]
-    runtime: RuntimeClass | None = None
-    invariants: tuple[Invariant, ...] = ()
-    call_shapes: tuple[CallShape, ...] = ()
-    enabling: Enabling | None = None
-
-    def __post_init__(self) -> None:
-        names = [delta.name for delta in self.deltas]
-        if not names or len(set(names)) < len(names):
-            raise _bad(f"feature {self.name!r} needs deltas with names of their own")
-        known = set(names)
-        for invariant in self.invariants:
-            if isinstance(invariant, Pure):
-                self._check_pure(invariant)
-        after = {delta.name: known.intersection(delta.after) - {delta.name} for delta in self.deltas}
-        while ready := {name for name, waits in after.items() if not waits}:
-            after = {name: waits - ready for name, waits in after.items() if name not in ready}
-        if after:
-            raise _bad(f"feature {self.name!r}: {' and '.join(map(repr, sorted(after)))} come after each other")
-
-    def _check_pure(self, invariant: Pure) -> None:
-        variants = [variant for delta in self.deltas if delta.name == invariant.delta for variant in delta.variants]
-        if not variants:
-            raise _bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
-        if not any(variant.anchor and invariant.hole in variant.anchor.holes for variant in variants):
-            raise _bad(f"invariant {invariant.name!r}: {invariant.delta!r} does not bind ${invariant.hole}")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The targets of its deltas, each once, in order."""
-        return tuple(dict.fromkeys(delta.target for delta in self.deltas))
-
-
-@dataclass(frozen=True)
-class Example:
-    """A module before and after one delta, for tests and for readers."""
-
-    delta: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A module on which one delta is refused, with the id of the refusal."""
-
-    delta: str
-    before: str
-    code: str
-
-
-def _check_invariant(name: str, target: str, *patterns: str) -> None:
-    """Compile its patterns, so that a bad one is an error where it is declared."""
-    if not _TARGET.fullmatch(target):
-        raise _bad(f"the target of invariant {name!r} is not written `module:Qual.name`: {target!r}")
-    for pattern in patterns:
-        compile_pattern(pattern)
-
-
 def _where() -> str:
     """``deltas/balance.py:41``: the line of the declaration that is being made."""
     frame = sys._getframe(1)  # noqa: SLF001 - a tenth of the time of `inspect.stack`
-    while frame.f_back and frame.f_code.co_filename in (__file__, "<string>"):
+    while frame.f_back and frame.f_globals.get("__name__", "").rpartition(".")[0] == __package__:
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
 
 
-def _bad(what: str) -> PatchError:
+def bad(what: str) -> PatchError:
     return refuse("BP002", what, ("declared", _where()), next="mend the declaration; nothing was patched")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .build import Built, build
-from .delta import Feature
 from .errors import Failure, PatchError, refuse
+from .feature import Feature
 from .registry import find_feature
 
 _LOCK = threading.RLock()

@@ -8,20 +8,20 @@ function it speaks of. Upstream's own decorators do not matter: the text under t
 from __future__ import annotations
 
 import ast
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .anchors import find_anchor
-from .delta import Agree, Anchor, CalledOnce, Invariant, Ordered, Pure, Sets
+from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
-from .pattern import Mismatch, compile_pattern, render_bound, same
+from .feature import Agree, CalledOnce, Invariant, Ordered, Pure, Sets
+from .matching import render_bound, same
+from .paths import broken, called_once, conditional, swallows, target_of
+from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
-from .targets import Target, find_target, own_nodes, short
-
-_MORE = 2  # stands for every number of calls over one
+from .targets import Target, own_nodes, short
 
 
 @dataclass(frozen=True)
@@ -56,290 +56,14 @@ def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None
     return Finding(invariant.name, "holds", detail)
 
 
-def _target(plan: Plan, name: str) -> Target:
-    found = find_target(plan.lane, name)
-    if isinstance(found, Failure):
-        raise PatchError(found)
-    return found
-
-
-def _broken(code: str, invariant: Invariant, target: Target, what: str, node: ast.AST, next_step: str) -> PatchError:
-    line = getattr(node, "lineno", target.node.lineno)
-    rows = (
-        ("invariant", invariant.name),
-        ("target", f"{target.name}   ({target.where(target.node)})"),
-        ("nearest", f"{short(target.text.display)}:{line}  `{head(node)}`"),
-    )
-    return PatchError(Failure(code, what, next_step, rows, target.text.display, line))
-
-
-# -- called once -----------------------------------------------------------------------------
-
-
-def _called_once(invariant: CalledOnce, plan: Plan, _: dict[str, Rewrite]) -> str:
-    target = _target(plan, invariant.target)
-    loops = [node for node in target.node.body if isinstance(node, (ast.While, ast.For))]
-    if len(loops) != 1:
-        node = loops[1] if loops else target.node
-        raise _broken(
-            "BP203",
-            invariant,
-            target,
-            f"{target.qualname} has {len(loops)} loops at its top, not one",
-            node,
-            "read upstream's loop anew; the hook rests on its shape",
-        )
-    paths = _Paths(invariant, target)
-    header = loops[0].test if isinstance(loops[0], ast.While) else loops[0].iter
-    for part, word in ((header, "header"), (ast.Module(loops[0].orelse, []), "else")):
-        paths.refuse_within(part, f"the loop's {word}")
-    ends = paths.suite(loops[0].body, frozenset({0}))
-    call = compile_pattern(invariant.call)
-    if not paths.calls:
-        near = max(
-            (n for n in ast.walk(loops[0]) if isinstance(n, ast.Call)),
-            key=lambda n: _likeness(call.text, n),
-            default=loops[0],
-        )
-        raise _broken(
-            "BP201",
-            invariant,
-            target,
-            f"`{call}` is not called in the loop at all",
-            near,
-            "find what upstream calls instead; the gather must follow it",
-        )
-    if _MORE in ends:
-        raise _broken(
-            "BP202",
-            invariant,
-            target,
-            f"`{call}` is called more than once on a path through the loop",
-            paths.calls[-1],
-            "decide after which call the gather belongs, and change the delta",
-        )
-    if 0 in ends:
-        raise _broken(
-            "BP201",
-            invariant,
-            target,
-            f"a path through the loop does not call `{call}`",
-            paths.calls[0],
-            "a rank that skips it leaves the others waiting: do not use this version before it is understood",
-        )
-    _called_nowhere_else(invariant, target, paths)
-    lines = ", ".join(str(node.lineno) for node in paths.calls)  # type: ignore[attr-defined]
-    return f"called once on every path, {short(target.text.display)}:{lines}"
-
-
-def _likeness(text: str, node: ast.AST) -> float:
-    return difflib.SequenceMatcher(None, text, ast.unparse(node)).ratio()
-
-
-def _called_nowhere_else(invariant: CalledOnce, target: Target, paths: _Paths) -> None:
-    """A second call in a helper, before the loop, in a nested function or by another name may run in the same turn."""
-    name = getattr(getattr(paths.call.nodes[0], "func", None), "attr", "")
-    seen = {id(part) for call in paths.calls for part in (call, getattr(call, "func", None))}
-    for node in _mentioning(target, name):
-        named = isinstance(node, ast.Attribute) and node.attr == name
-        if id(node) not in seen and (named or paths.is_call(node)):
-            raise _broken(
-                "BP202",
-                invariant,
-                target,
-                f"`{name}` is used outside the loop's own statements too",
-                node,
-                "find out whether a turn of the loop can call it twice; the gather follows every call",
-            )
-
-
-def _mentioning(target: Target, name: str) -> Iterator[ast.AST]:
-    """Every node of those functions and statements of the module whose lines hold a name."""
-    lines = [at for at, line in enumerate(target.text.lines, 1) if name in line]
-    for outer in target.text.tree.body:
-        for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
-            if any(node.lineno <= at <= (node.end_lineno or 0) for at in lines):
-                yield from ast.walk(node)
-
-
-class _Paths:
-    """How often the hook can have been called (0, 1, 2 for more) when a path reaches a point."""
-
-    def __init__(self, invariant: CalledOnce, target: Target) -> None:
-        self.invariant, self.target = invariant, target
-        self.call, self.idle = compile_pattern(invariant.call), compile_pattern(invariant.idle)
-        self.calls: list[ast.AST] = []
-
-    def suite(self, statements: Sequence[ast.stmt], counts: frozenset[int]) -> frozenset[int]:
-        for statement in statements:
-            counts = self.statement(statement, counts)
-        return counts
-
-    def statement(self, node: ast.stmt, counts: frozenset[int]) -> frozenset[int]:
-        if isinstance(node, ast.If):
-            counts = self._expression(node.test, counts)
-            if self._is_idle(node):
-                return self.suite(node.orelse, counts)
-            return self.suite(node.body, counts) | self.suite(node.orelse, counts)
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            return self._with(node, counts)
-        if isinstance(node, (ast.Continue, ast.Break, ast.Return)):
-            if isinstance(node, ast.Return) and node.value is not None:
-                counts = self._expression(node.value, counts)
-            if counts - {1}:
-                word = type(node).__name__.lower()
-                raise _broken(
-                    "BP201",
-                    self.invariant,
-                    self.target,
-                    f"`{word}` leaves a turn of the loop before `{self.call}`",
-                    node,
-                    f"only `{self.idle}` may skip it; find out when upstream takes this way",
-                )
-            return frozenset()
-        if isinstance(node, ast.Raise):
-            return frozenset()
-        if isinstance(node, _UNCLEAR):
-            self.refuse_within(node, f"a `{type(node).__name__.lower()}`")
-            return self._without_calls(node, counts)
-        return self._expression(node, counts)
-
-    def _with(self, node: ast.With | ast.AsyncWith, counts: frozenset[int]) -> frozenset[int]:
-        if _swallows(node):
-            self.refuse_within(node, "a `with` that swallows exceptions")
-            return counts | self.suite(node.body, counts)
-        for item in node.items:
-            counts = self._expression(item, counts)
-        return self.suite(node.body, counts)
-
-    def refuse_within(self, node: ast.AST, where: str) -> None:
-        """Refuse a call whose number cannot be told from where it stands (BP203)."""
-        found = next((child for child in ast.walk(node) if self.is_call(child)), None)
-        if found is not None:
-            raise _broken(
-                "BP203",
-                self.invariant,
-                self.target,
-                f"`{self.call}` stands inside {where}",
-                found,
-                "read upstream's loop anew; how often it is called cannot be told",
-            )
-
-    def _without_calls(self, node: ast.stmt, counts: frozenset[int]) -> frozenset[int]:
-        for leaving in _leaving(node):
-            self.statement(leaving, counts)
-        return counts
-
-    def _is_idle(self, node: ast.If) -> bool:
-        bare = ast.If(node.test, node.body, [])
-        return not isinstance(self.idle.match(bare), Mismatch)
-
-    def is_call(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and not isinstance(self.call.match(node), Mismatch)
-
-    def _expression(self, node: ast.AST, counts: frozenset[int]) -> frozenset[int]:
-        """The counts after a node was evaluated; what is only defined (a lambda, a function) is not evaluated."""
-        if isinstance(node, ast.Lambda):
-            return self._all(_defaults(node.args), counts)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return self._all([*node.decorator_list, *_defaults(node.args)], counts)
-        if isinstance(node, ast.BoolOp):
-            return self._perhaps(node.values[1:], self._expression(node.values[0], counts))
-        if isinstance(node, ast.Compare):
-            return self._perhaps(node.comparators[1:], self._all([node.left, node.comparators[0]], counts))
-        if isinstance(node, ast.IfExp):
-            counts = self._expression(node.test, counts)
-            return self._expression(node.body, counts) | self._expression(node.orelse, counts)
-        if isinstance(node, ast.Assert):
-            return self._perhaps([node.test, *([node.msg] if node.msg else [])], counts)  # -O leaves it out
-        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            counts = self._expression(node.generators[0].iter, counts)
-            rest = [child for child in ast.iter_child_nodes(node) if child is not node.generators[0]]
-            inner = [*rest, node.generators[0].target, *node.generators[0].ifs]
-            return self._perhaps([*inner, *inner], counts)  # any number of times
-        counts = self._all(ast.iter_child_nodes(node), counts)
-        if self.is_call(node):
-            self.calls.append(node)
-            counts = frozenset(min(count + 1, _MORE) for count in counts)
-        return counts
-
-    def _all(self, nodes: Iterable[ast.AST], counts: frozenset[int]) -> frozenset[int]:
-        for node in nodes:
-            counts = self._expression(node, counts)
-        return counts
-
-    def _perhaps(self, nodes: Iterable[ast.AST], counts: frozenset[int]) -> frozenset[int]:
-        """The counts after some of the nodes were evaluated, from the first on."""
-        for node in nodes:
-            counts = counts | self._expression(node, counts)
-        return counts
-
-
-#: Compound statements whose suites may run any number of times, or in part.
-_UNCLEAR: tuple[type[ast.stmt], ...] = (
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.Try,
-    getattr(ast, "TryStar", ast.Try),
-    ast.Match,
-    ast.ClassDef,
-)
-
-
-def _defaults(arguments: ast.arguments) -> list[ast.expr]:
-    return [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
-
-
-def _swallows(node: ast.With | ast.AsyncWith) -> bool:
-    """Whether a ``with`` is one of ``contextlib.suppress``; all others are believed to let exceptions through."""
-    calls = [item.context_expr.func for item in node.items if isinstance(item.context_expr, ast.Call)]
-    return any("suppress" in (getattr(func, "id", ""), getattr(func, "attr", "")) for func in calls)
-
-
-def _leaving(node: ast.AST, *, own_loop: bool = False) -> list[ast.stmt]:
-    """The statements below a node that leave a turn of the loop around it."""
-    kinds: tuple[type[ast.stmt], ...] = (ast.Return,) if own_loop else (ast.Return, ast.Continue, ast.Break)
-    if isinstance(node, kinds):
-        return [node]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return []
-    if isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
-        # A `break` in a loop's `else` leaves the loop around it.
-        return [
-            found
-            for part, own in ((node.body, True), (node.orelse, own_loop))
-            for s in part
-            for found in _leaving(s, own_loop=own)
-        ]
-    return [found for child in ast.iter_child_nodes(node) for found in _leaving(child, own_loop=own_loop)]
-
-
-def _conditional(root: ast.AST, part: ast.AST) -> bool:
-    """Whether a statement may be executed without evaluating a part of it."""
-    for node in ast.walk(root):
-        late: Iterable[ast.AST] = ()
-        if isinstance(node, ast.BoolOp):
-            late = node.values[1:]
-        elif isinstance(node, ast.IfExp):
-            late = (node.body, node.orelse)
-        elif isinstance(node, ast.Compare):
-            late = node.comparators[1:]
-        elif isinstance(node, (ast.Assert, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            late = (node,)
-        if any(part is inner for item in late for inner in ast.walk(item)):
-            return True
-    return False
-
-
 # -- the others ------------------------------------------------------------------------------
 
 
 def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
-    target = _target(plan, invariant.target)
+    target = target_of(plan, invariant.target)
     (first, node), (then, _node) = (_one(invariant, target, text) for text in (invariant.first, invariant.then))
-    if _conditional(first, node) or not _dominates(target, first, then):
-        raise _broken(
+    if conditional(first, node) or not _dominates(target, first, then):
+        raise broken(
             "BP204",
             invariant,
             target,
@@ -354,7 +78,7 @@ def _one(invariant: Invariant, target: Target, text: str) -> tuple[ast.stmt, ast
     matches, misses = find_anchor(target, Anchor(text))
     if len(matches) != 1:
         near = max(misses, key=lambda miss: miss.score, default=None)
-        raise _broken(
+        raise broken(
             "BP204",
             invariant,
             target,
@@ -373,14 +97,14 @@ def _dominates(target: Target, first: ast.stmt, then: ast.stmt) -> bool:
         parent, name, suite, index = target.places[id(at)]
         if any(id(later) in around for later in suite[index + 1 :]):
             return True
-        if not isinstance(parent, (ast.With, ast.AsyncWith)) or name != "body" or _swallows(parent):
+        if not isinstance(parent, (ast.With, ast.AsyncWith)) or name != "body" or swallows(parent):
             return False
         at = parent
     return False
 
 
 def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:
-    target = _target(plan, invariant.target)
+    target = target_of(plan, invariant.target)
     declared = {
         id(node.target) for node in own_nodes(target.node) if isinstance(node, ast.AnnAssign) and node.value is None
     }
@@ -390,7 +114,7 @@ def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:
                 continue
             if isinstance(node.value, ast.Name) and node.value.id == "self":
                 return f"{short(target.text.display)}:{node.lineno}"
-    raise _broken(
+    raise broken(
         "BP207",
         invariant,
         target,
@@ -405,13 +129,13 @@ def _agree(invariant: Agree, plan: Plan, rewrites: dict[str, Rewrite]) -> str:
     result = rewrites.get(module)
     target = result.targets.get(invariant.target) if result else None
     if target is None:
-        target = _target(plan, invariant.target)
+        target = target_of(plan, invariant.target)
     bound = []
     for text in (invariant.one, invariant.other):
         matches, misses = find_anchor(target, Anchor(text))
         if len(matches) != 1:
             near = max(misses, key=lambda miss: miss.score, default=None)
-            raise _broken(
+            raise broken(
                 "BP205",
                 invariant,
                 target,
@@ -424,7 +148,7 @@ def _agree(invariant: Agree, plan: Plan, rewrites: dict[str, Rewrite]) -> str:
     for hole in invariant.holes:
         if not same(one.bound[hole], other.bound[hole]):
             values = " and ".join(f"`{render_bound(match.bound[hole])}`" for match in bound)
-            raise _broken(
+            raise broken(
                 "BP205",
                 invariant,
                 target,
@@ -448,7 +172,7 @@ def _pure(invariant: Pure, plan: Plan, _: dict[str, Rewrite]) -> str:
             isinstance(node.func, ast.Name) and node.func.id in invariant.calls
         )
         if effect or foreign:
-            raise _broken(
+            raise broken(
                 "BP206",
                 invariant,
                 placement.target,
@@ -460,7 +184,7 @@ def _pure(invariant: Pure, plan: Plan, _: dict[str, Rewrite]) -> str:
 
 
 _KINDS: dict[type, Callable[..., str]] = {
-    CalledOnce: _called_once,
+    CalledOnce: called_once,
     Ordered: _ordered,
     Sets: _sets,
     Agree: _agree,

@@ -14,12 +14,13 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .delta import CallThrough, RuntimeClass
+from .delta import CallThrough
 from .errors import Failure
-from .pattern import Template
+from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
 from .source import Lane, ModuleText
 from .targets import Function, Target, definitions, short
+from .template import Template
 
 _PROBE = "__bp_probe"
 _DEFINITIONS = (*Function, ast.ClassDef)

@@ -17,7 +17,6 @@ from .delta import (
     CallThrough,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     Prologue,
     Replace,
@@ -25,10 +24,12 @@ from .delta import (
     edit_text,
 )
 from .errors import Failure, Outcome, PatchError, refuse
-from .pattern import Bindings, Template
+from .feature import Feature
+from .matching import Bindings
 from .refusals import failed, not_found, nothing, part_of, several, too_often
 from .source import Lane
 from .targets import Target, docstring_length, find_target, forwarded, short
+from .template import Template
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .delta import Feature
 from .errors import Failure, PatchError, refuse
+from .feature import Feature
 from .install import Installation, install
 from .registry import features
 

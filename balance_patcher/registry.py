@@ -7,8 +7,8 @@ import pkgutil
 from functools import lru_cache
 from types import ModuleType
 
-from .delta import Feature
 from .errors import refuse
+from .feature import Feature
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from .pattern import same
+from .matching import same
 
 _renderer: Callable[[ast.AST], str] = ast.unparse
 

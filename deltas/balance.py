@@ -16,26 +16,28 @@ from typing import Any
 
 from balance_patcher.delta import (
     AddParameter,
-    Agree,
     Anchor,
-    CalledOnce,
-    CallShape,
     CallThrough,
     Delta,
-    Enabling,
-    Example,
-    Feature,
     InsertAfter,
     InsertBefore,
     Level,
-    Ordered,
     Prologue,
+    Replace,
+    Variant,
+)
+from balance_patcher.feature import (
+    Agree,
+    CalledOnce,
+    CallShape,
+    Enabling,
+    Example,
+    Feature,
+    Ordered,
     Pure,
     Refusal,
-    Replace,
     RuntimeClass,
     Sets,
-    Variant,
 )
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"

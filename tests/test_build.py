@@ -20,25 +20,23 @@ from pathlib import Path
 
 import pytest
 
-from balance_patcher.build import Built, build, through_text
+from balance_patcher.build import Built, build
 from balance_patcher.delta import (
     AddParameter,
     Anchor,
-    CalledOnce,
     CallThrough,
     Delta,
-    Feature,
     InsertAfter,
     InsertBefore,
     Prologue,
     Replace,
-    RuntimeClass,
-    Sets,
     Variant,
 )
 from balance_patcher.errors import PatchError
+from balance_patcher.feature import CalledOnce, Feature, RuntimeClass, Sets
 from balance_patcher.plan import make_plan
 from balance_patcher.source import DirSource, Lane
+from balance_patcher.through import through_text
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMBERS = itertools.count()
@@ -871,7 +869,8 @@ import os, sys
 sys.path.insert(0, os.environ["PACKAGES"])
 from pathlib import Path
 from balance_patcher.build import build
-from balance_patcher.delta import CallThrough, Delta, Feature, Prologue, Variant
+from balance_patcher.delta import CallThrough, Delta, Prologue, Variant
+from balance_patcher.feature import Feature
 from balance_patcher.source import DirSource, Lane
 
 root = Path(os.environ["PACKAGES"])

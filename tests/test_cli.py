@@ -164,7 +164,7 @@ def test_what_nobody_foresaw_on_a_lane_is_3_and_hides_no_other(
 @pytest.mark.parametrize(
     "error", [RuntimeError("boom"), KeyboardInterrupt(), BrokenPipeError(32, "gone"), EOFError(), OSError(5, "io")]
 )
-@pytest.mark.parametrize("where", ["_check_all", "features", "_print"])
+@pytest.mark.parametrize("where", ["_check_all", "features", "print_report"])
 def test_what_nobody_foresaw_elsewhere_is_3(
     error: BaseException, where: str, good: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

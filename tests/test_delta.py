@@ -11,26 +11,20 @@ import pytest
 
 from balance_patcher.delta import (
     AddParameter,
-    Agree,
     Anchor,
-    CalledOnce,
     CallThrough,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     InsertBefore,
-    Invariant,
     Level,
-    Ordered,
     Prologue,
-    Pure,
     Replace,
-    Sets,
     Variant,
     edit_text,
 )
 from balance_patcher.errors import PatchError
+from balance_patcher.feature import Agree, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
 
 STOP = Anchor("if $COUNT <$OP> self.$CAP: break", inside=(Level("loop", "while $_"),))
 INSERT = InsertAfter("f($COUNT)")

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from balance_patcher.build import compile_plan
-from balance_patcher.delta import Delta, Example, Feature, Refusal
+from balance_patcher.delta import Delta
 from balance_patcher.errors import PatchError
+from balance_patcher.feature import Example, Feature, Refusal
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import delta_modules, features
 from balance_patcher.source import Lane

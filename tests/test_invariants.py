@@ -10,21 +10,8 @@ from dataclasses import replace
 import pytest
 
 from balance_patcher.build import compile_plan
-from balance_patcher.delta import (
-    Agree,
-    Anchor,
-    CalledOnce,
-    Delta,
-    Feature,
-    InsertAfter,
-    InsertBefore,
-    Invariant,
-    Level,
-    Ordered,
-    Pure,
-    Sets,
-    Variant,
-)
+from balance_patcher.delta import Anchor, Delta, InsertAfter, InsertBefore, Level, Variant
+from balance_patcher.feature import Agree, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
 from balance_patcher.invariants import Finding, check_invariants
 from balance_patcher.plan import make_plan
 from balance_patcher.source import Lane

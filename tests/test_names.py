@@ -14,15 +14,14 @@ from balance_patcher.delta import (
     CallThrough,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     InsertBefore,
     Prologue,
     Replace,
-    RuntimeClass,
     Variant,
 )
 from balance_patcher.errors import Failure
+from balance_patcher.feature import Feature, RuntimeClass
 from balance_patcher.names import check_names, new_names
 from balance_patcher.plan import Step, make_plan
 from balance_patcher.source import Lane

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from balance_patcher.errors import PatchError
-from balance_patcher.pattern import Bound, Mismatch, Template, compile_pattern, render_bound, same, scan
+from balance_patcher.holes import scan
+from balance_patcher.matching import Bound, Mismatch, render_bound, same
+from balance_patcher.pattern import compile_pattern
+from balance_patcher.template import Template
 
 
 def candidate(pattern: str, text: str) -> Any:

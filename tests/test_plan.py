@@ -14,7 +14,6 @@ from balance_patcher.delta import (
     CallThrough,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     InsertBefore,
     Level,
@@ -23,6 +22,7 @@ from balance_patcher.delta import (
     Variant,
 )
 from balance_patcher.errors import Failure, Outcome, PatchError
+from balance_patcher.feature import Feature
 from balance_patcher.plan import Plan, in_order, make_plan
 from balance_patcher.source import Lane
 from balance_patcher.targets import Target, find_target

@@ -26,7 +26,6 @@ from balance_patcher.delta import (
     Anchor,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     InsertBefore,
     Prologue,
@@ -34,7 +33,9 @@ from balance_patcher.delta import (
     Variant,
 )
 from balance_patcher.errors import PatchError
-from balance_patcher.pattern import Mismatch, compile_pattern
+from balance_patcher.feature import Feature
+from balance_patcher.matching import Mismatch
+from balance_patcher.pattern import compile_pattern
 from balance_patcher.plan import Placement, Plan, Step
 from balance_patcher.rewrite import Rewrite, _assemble, rewrite, take_out
 from balance_patcher.source import Lane

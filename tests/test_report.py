@@ -8,7 +8,6 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from balance_patcher.cli import _text
 from balance_patcher.errors import Failure, Outcome
 from balance_patcher.pins import Pin
 from balance_patcher.report import (
@@ -23,6 +22,7 @@ from balance_patcher.report import (
     as_junit,
     as_markdown,
 )
+from balance_patcher.terminal import as_text
 
 BROKEN = Failure(
     "BP113",
@@ -201,7 +201,7 @@ def test_junit_can_be_read_whatever_stands_in_a_failure() -> None:
 
 
 def test_text_has_every_failure_and_the_verdict_last() -> None:
-    text = _text(Report([GOOD, BAD, DARK]))
+    text = as_text(Report([GOOD, BAD, DARK]))
     for name, failure in (("bad", BROKEN), ("bad", ELSEWHERE), ("dark", NOWHERE)):
         assert f"{name}: {failure}" in text
     assert text.rstrip().endswith("Broken: bad, dark (2 of 3 lanes).")
@@ -210,7 +210,7 @@ def test_text_has_every_failure_and_the_verdict_last() -> None:
 def test_text_shows_a_pin_and_the_counts() -> None:
     pinned = lane("p", feature())
     pinned.pin = Pin("v1", "proven", "git object abc")
-    text = _text(Report([pinned]))
+    text = as_text(Report([pinned]))
     assert "pin v1" in text
     assert "git object abc" in text
     assert "invariants 1/1, call shapes 1/1, takes out clean" in " ".join(text.split())
@@ -220,12 +220,12 @@ def test_text_shows_a_pin_and_the_counts() -> None:
 def test_brackets_are_no_markup(name: str) -> None:
     odd = lane(name, feature())
     odd.features[0].deltas[0].detail = "VALUE self.counts[rank]"
-    text = _text(Report([odd]))
+    text = as_text(Report([odd]))
     assert name in text
     assert "self.counts[rank]" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("render", [as_json, as_github, as_markdown, as_junit, _text])
+@pytest.mark.parametrize("render", [as_json, as_github, as_markdown, as_junit, as_text])
 def test_every_rendering_has_the_id_and_the_next_step_of_every_failure(render: Callable[[Report], str]) -> None:
     text = render(Report([GOOD, BAD, DARK]))
     for failure in (BROKEN, ELSEWHERE, NOWHERE):

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import balance_patcher.rewrite as module
+from balance_patcher import splice
 from balance_patcher.delta import (
     AddParameter,
     Anchor,
     CallThrough,
     Delta,
     Edit,
-    Feature,
     InsertAfter,
     InsertBefore,
     Level,
@@ -30,9 +30,11 @@ from balance_patcher.delta import (
     Variant,
 )
 from balance_patcher.errors import PatchError
+from balance_patcher.feature import Feature
 from balance_patcher.plan import Plan, make_plan
-from balance_patcher.rewrite import Rewrite, Splice, rewrite, take_out
+from balance_patcher.rewrite import Rewrite, rewrite, take_out
 from balance_patcher.source import Lane
+from balance_patcher.splice import Splice
 
 STOP = Anchor("stop()")
 INSERT = "new()"
@@ -1170,8 +1172,8 @@ def moved(by: int) -> Callable[[Splice], Splice]:
 
 
 MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
-    "no mark": (lambda m: m.setattr(module, "MARK", "  # "), "does not give upstream's text back"),
-    "the mark of nobody": (lambda m: m.setattr(module, "MARK", "  #bp: "), "does not give upstream's text back"),
+    "no mark": (lambda m: m.setattr(splice, "MARK", "  # "), "does not give upstream's text back"),
+    "the mark of nobody": (lambda m: m.setattr(splice, "MARK", "  #bp: "), "does not give upstream's text back"),
     "a mark is lost": (changed_text("new()  # bp: t.d", "new()  # bp: t d"), "does not give upstream's text back"),
     "one line higher": (changed_splice(moved(-len("    a()  # a\n"))), "is not the edited tree"),
     "one line lower": (changed_splice(moved(len("    # of stop\n    stop()  # s\n"))), "is not the edited tree"),

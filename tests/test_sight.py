@@ -75,9 +75,9 @@ from pathlib import Path
 
 from balance_patcher.build import build
 from balance_patcher.delta import (
-    AddParameter, Anchor, CalledOnce, CallThrough, Delta, Feature, InsertAfter, InsertBefore, Level, Prologue,
-    RuntimeClass, Variant,
+    AddParameter, Anchor, CallThrough, Delta, InsertAfter, InsertBefore, Level, Prologue, Variant,
 )
+from balance_patcher.feature import CalledOnce, Feature, RuntimeClass
 from balance_patcher.source import DirSource, Lane
 
 root = Path(os.environ["PACKAGES"])

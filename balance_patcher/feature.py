@@ -1,0 +1,203 @@
+"""What belongs to a feature besides its deltas: its class at run time, its invariants, when it runs.
+
+Frozen declarations, checked when they are made, like those of :mod:`balance_patcher.delta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .delta import TARGET, Delta, bad
+from .pattern import compile_pattern
+
+
+@dataclass(frozen=True)
+class RuntimeClass:
+    """The subclass that carries a feature at run time.
+
+    Attributes:
+        name: Its name, ``BalanceScheduler``.
+        base: ``module:Class`` of upstream; rewritten methods of that class go on ours.
+        make: Called with upstream's live class; returns the new class, whose first base it is.
+        provides: The instance attributes that it brings, for the check of attribute names.
+    """
+
+    name: str
+    base: str
+    make: Callable[[type], type]
+    provides: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Enabling:
+    """When a feature runs in an engine. Each function gets the live ``VllmConfig``.
+
+    Attributes:
+        asked: Who asks for it, in words for the log; ``None`` when nobody does.
+        excluded: Why it must not run although it is asked for; empty when nothing stands against it. Gets the
+            engine core that is being built, too.
+        needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
+    """
+
+    asked: Callable[[Any], str | None]
+    excluded: Callable[[Any, Any], tuple[str, ...]]
+    needless: Callable[[Any, Any], str | None]
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """A way in which a target must be callable: ``CallShape(TARGET, "throttle_prefills=True")``."""
+
+    target: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class CalledOnce:
+    """In each turn of the target's outermost loop the hook is called exactly once on every path that ends it.
+
+    Attributes:
+        target: The function that holds the loop.
+        call: A pattern of the call.
+        idle: A pattern of the statement whose ``continue`` may skip the call.
+    """
+
+    name: str
+    target: str
+    call: str
+    idle: str
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.call, self.idle)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """In the target, ``first`` is executed on every path before ``then`` is."""
+
+    name: str
+    target: str
+    first: str
+    then: str
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.first, self.then)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The target assigns ``self.<attribute>``."""
+
+    name: str
+    target: str
+    attribute: str
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target)
+
+
+@dataclass(frozen=True)
+class Agree:
+    """In the rewritten target both patterns match exactly once and bind the named holes alike."""
+
+    name: str
+    target: str
+    one: str
+    other: str
+    holes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target, self.one, self.other)
+        missing = set(self.holes) - (compile_pattern(self.one).holes & compile_pattern(self.other).holes)
+        if missing or not self.holes:
+            raise bad(f"invariant {self.name!r} needs holes that both patterns bind: {sorted(missing)}")
+
+
+@dataclass(frozen=True)
+class Pure:
+    """What a delta bound to a hole has no effect of its own: no walrus, await, yield or foreign call."""
+
+    name: str
+    delta: str
+    hole: str
+    calls: tuple[str, ...] = ("len",)
+
+
+Invariant = CalledOnce | Ordered | Sets | Agree | Pure
+
+
+@dataclass(frozen=True)
+class Feature:
+    """The deltas that only make sense together; all or nothing.
+
+    Attributes:
+        name: Short, for the command line.
+        summary: One sentence.
+        deltas: In declaration order.
+        runtime: The subclass that carries it, if it needs one.
+        invariants: What must hold upstream besides the anchors.
+        call_shapes: How the rewritten targets must be callable.
+        enabling: When it runs in an engine; without one it is installed by hand only.
+    """
+
+    name: str
+    summary: str
+    deltas: tuple[Delta, ...]
+    runtime: RuntimeClass | None = None
+    invariants: tuple[Invariant, ...] = ()
+    call_shapes: tuple[CallShape, ...] = ()
+    enabling: Enabling | None = None
+
+    def __post_init__(self) -> None:
+        names = [delta.name for delta in self.deltas]
+        if not names or len(set(names)) < len(names):
+            raise bad(f"feature {self.name!r} needs deltas with names of their own")
+        known = set(names)
+        for invariant in self.invariants:
+            if isinstance(invariant, Pure):
+                self._check_pure(invariant)
+        after = {delta.name: known.intersection(delta.after) - {delta.name} for delta in self.deltas}
+        while ready := {name for name, waits in after.items() if not waits}:
+            after = {name: waits - ready for name, waits in after.items() if name not in ready}
+        if after:
+            raise bad(f"feature {self.name!r}: {' and '.join(map(repr, sorted(after)))} come after each other")
+
+    def _check_pure(self, invariant: Pure) -> None:
+        variants = [variant for delta in self.deltas if delta.name == invariant.delta for variant in delta.variants]
+        if not variants:
+            raise bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+        if not any(variant.anchor and invariant.hole in variant.anchor.holes for variant in variants):
+            raise bad(f"invariant {invariant.name!r}: {invariant.delta!r} does not bind ${invariant.hole}")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of its deltas, each once, in order."""
+        return tuple(dict.fromkeys(delta.target for delta in self.deltas))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A module before and after one delta, for tests and for readers."""
+
+    delta: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A module on which one delta is refused, with the id of the refusal."""
+
+    delta: str
+    before: str
+    code: str
+
+
+def _check_invariant(name: str, target: str, *patterns: str) -> None:
+    """Compile its patterns, so that a bad one is an error where it is declared."""
+    if not TARGET.fullmatch(target):
+        raise bad(f"the target of invariant {name!r} is not written `module:Qual.name`: {target!r}")
+    for pattern in patterns:
+        compile_pattern(pattern)
