@@ -1,0 +1,190 @@
+"""Arm, decide, install in one process: what an engine core's constructor does before upstream's own."""
+
+import sys
+from types import SimpleNamespace
+
+import harness
+import pytest
+
+from balance_patcher import plugin
+from balance_patcher.errors import PatchError
+from balance_patcher.install import installed, uninstall
+
+
+def engine_class():
+    from vllm.v1.engine.core import EngineCore
+
+    return EngineCore
+
+
+def config(additional=None, *, ranks=2, **transfer):
+    made = harness.vllm_config(harness.Shape(ranks=ranks), additional)
+    if transfer:
+        made.kv_transfer_config = SimpleNamespace(**transfer)
+    return made
+
+
+ON = {"enable_balance_scheduling": True}
+
+
+class Loop(SimpleNamespace):
+    """As much of a data-parallel engine core as a decision looks at."""
+
+    dp_rank = 1
+
+    def _has_global_unfinished_reqs(self):
+        raise AssertionError("not called while deciding")
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    import vllm.plugins
+
+    monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
+    original, finders = engine_class().__init__, list(sys.meta_path)
+    yield
+    plugin.disarm()
+    uninstall("balance")
+    assert engine_class().__init__ is original
+    assert sys.meta_path == finders
+
+
+def decide(additional, **more):
+    (decision,) = plugin.decide(Loop(), config(additional, **more))
+    return decision
+
+
+def test_arming_twice_calls_through_once():
+    original = engine_class().__init__
+    plugin.arm()
+    ours = engine_class().__init__
+    plugin.arm()
+    assert engine_class().__init__ is ours is not original
+    assert plugin.armed()
+    plugin.disarm()
+    assert engine_class().__init__ is original
+    assert not plugin.armed()
+
+
+def test_the_decision_is_made_before_upstreams_constructor():
+    order = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_class(), "__init__", lambda self, vllm_config, *more: order.append(("upstream", more)))
+        patch.setattr(plugin, "decide", lambda engine, vllm_config: order.append(("decide", vllm_config)))
+        plugin.arm()
+        engine_class()("config", 1, 2)
+        plugin.disarm()
+    assert order == [("decide", "config"), ("upstream", (1, 2))]
+
+
+def test_arming_before_the_engine_core_is_imported_guards_it_on_import(monkeypatch):
+    module = sys.modules[plugin.ENGINE_MODULE]
+    monkeypatch.delitem(sys.modules, plugin.ENGINE_MODULE)
+    plugin.arm()
+    assert plugin.armed()
+    again = __import__(plugin.ENGINE_MODULE, fromlist=["EngineCore"])
+    assert again is not module
+    assert again.EngineCore.__init__.__code__ is plugin._CALL_THROUGH
+    assert again.__spec__.loader is again.__loader__
+    assert not any(isinstance(finder, plugin._EngineFinder) for finder in sys.meta_path)
+    monkeypatch.undo()
+
+
+def test_switched_off_nothing_is_armed(monkeypatch):
+    original, finders = engine_class().__init__, list(sys.meta_path)
+    monkeypatch.setenv("BALANCE_PATCHER", "off")
+    plugin.arm()
+    assert engine_class().__init__ is original
+    assert sys.meta_path == finders
+
+
+def test_an_unknown_switch_is_refused_with_its_values(monkeypatch):
+    monkeypatch.setenv("BALANCE_PATCHER", "perhaps")
+    with pytest.raises(PatchError, match=r"BP006.*perhaps") as caught:
+        plugin.arm()
+    assert "auto, off" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "additional",
+    [None, {}, {"enable_balance_scheduling": False}, {"scheduler_config": {"enable_balance_scheduling": False}, **ON}],
+    ids=["none", "empty", "top-level off", "nested off wins"],
+)
+def test_not_asked_for_nothing_is_bound(additional):
+    decision = decide(additional)
+    assert not decision.active
+    assert "OFF because the configuration does not ask for it" in decision.reason
+    assert installed("balance") is None
+
+
+@pytest.mark.parametrize(
+    ("additional", "source"),
+    [
+        (ON, "additional_config.enable_balance_scheduling"),
+        ({"scheduler_config": ON}, "additional_config.scheduler_config.enable_balance_scheduling"),
+    ],
+    ids=["top-level", "nested"],
+)
+def test_asked_for_it_is_installed_and_says_by_whom(additional, source):
+    decision = decide(additional)
+    assert decision.active
+    assert "ON rank 1/2 host=" in decision.reason
+    assert f"source={source} " in decision.reason
+    assert installed("balance") is not None
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_prefill_and_decode_roles_are_refused_naming_both_keys(role):
+    with pytest.raises(PatchError) as caught:
+        decide(ON, kv_role=role)
+    assert "enable_balance_scheduling" in str(caught.value)
+    assert f"kv_role={role}" in str(caught.value)
+    assert installed("balance") is None
+
+
+def test_a_mixed_role_is_allowed():
+    assert decide(ON, kv_role="kv_both").active
+
+
+def test_profiling_chunks_are_refused_naming_both_keys():
+    with pytest.raises(PatchError, match="profiling_chunk_config"):
+        decide({**ON, "profiling_chunk_config": {"enabled": True}})
+
+
+def test_several_ranks_without_the_busy_loop_are_refused():
+    with pytest.raises(PatchError, match="busy loop"):
+        plugin.decide(SimpleNamespace(), config(ON))
+
+
+def test_one_rank_has_nothing_to_gather():
+    decision = decide(ON, ranks=1)
+    assert not decision.active
+    assert "nothing to gather" in decision.reason
+    assert installed("balance") is None
+
+
+def test_a_scheduler_class_with_a_schedule_of_its_own_is_refused_with_class_and_file():
+    class Other(harness.upstream_scheduler()):
+        def schedule(self):
+            return None
+
+    wanted = config(ON)
+    wanted.scheduler_config.scheduler_cls = Other
+    with pytest.raises(PatchError, match="BP702") as caught:
+        plugin.decide(Loop(), wanted)
+    assert "Other" in str(caught.value)
+    assert __file__ in str(caught.value)
+
+
+def test_on_failure_off_serves_without(monkeypatch):
+    monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
+    decision = decide(ON, kv_role="kv_producer")
+    assert not decision.active
+    assert [failure.code for failure in decision.failures] == ["BP701"]
+
+
+def test_every_engine_of_a_process_has_a_decision():
+    before = len(plugin.decisions())
+    decide(ON)
+    decide(None)
+    assert [made[0].active for made in plugin.decisions()[before:]] == [True, False]
