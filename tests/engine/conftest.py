@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def members(session: int) -> list[int]:
 def drive(folder: Path, settings: dict, environment: dict, bound: int = 400) -> Run:
     """Run ``waves.py`` in a session of its own, and end whatever it leaves behind."""
     environment = {
-        **os.environ, "ENGINE_PROBE": str(folder),
+        **os.environ, "ENGINE_PROBE": str(folder), "VLLM_LOGGING_LEVEL": "INFO",
         "ENGINE_ASYNC": str(int(settings.get("asynchronous", False))),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE / "site", plugin_site(folder)))),
         "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), **environment,
@@ -87,7 +88,9 @@ def drive(folder: Path, settings: dict, environment: dict, bound: int = 400) -> 
             code = process.wait(bound)
         except subprocess.TimeoutExpired:
             code = -1
-        left = members(process.pid)
+        patience = time.monotonic() + 10
+        while (left := members(process.pid)) and code >= 0 and time.monotonic() < patience:
+            time.sleep(0.2)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -76,5 +76,8 @@ class TestOff:
     def test_nothing_is_gathered(self, engines):
         assert engines(OFF).steps == [[], []]
 
+    def test_nothing_is_left_running(self, engines):
+        assert engines(OFF).left == []
+
     def test_each_engine_says_in_one_line_that_it_is_off(self, engines):
         assert engines(OFF).log.count("balance: OFF because the configuration does not ask for it") == 2

@@ -120,7 +120,13 @@ def test_a_failure_at_any_step_puts_everything_back(at, monkeypatch):
 
 
 def test_a_class_that_cannot_be_rebased_stops_everything_and_is_named():
-    stubborn = type("Stubborn", (harness.upstream_scheduler(), dict), {})
+    class Fixed(type(harness.upstream_scheduler())):
+        def __setattr__(cls, name, value):
+            if name == "__bases__":
+                raise TypeError("these bases are fixed")
+            super().__setattr__(name, value)
+
+    stubborn = Fixed("Stubborn", (harness.upstream_scheduler(),), {})
     before = snapshot()
     with pytest.raises(PatchError) as caught:
         install("balance")
