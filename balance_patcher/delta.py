@@ -10,15 +10,18 @@ import ast
 import keyword
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 from .errors import PatchError, refuse
 from .holes import scan
 from .matching import Bound
 from .pattern import Pattern, compile_pattern
 from .template import Template
+
+_T = TypeVar("_T")
 
 #: In the text of a :class:`Prologue`: the target's own parameters, as call arguments.
 PARAMETERS = "PARAMETERS"
@@ -60,10 +63,12 @@ class Anchor:
     allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        holes = self.holes  # compiles every pattern, so a bad one is an error here
-        for name in self.allow:
+        need_all("inside", self.inside, Level)
+        holes = declared_here(lambda: self.holes)  # compiles every pattern, so a bad one is an error here
+        for name, texts in self.allow.items():
             if name not in holes:
                 raise bad(f"`allow` names ${name}, which the anchor does not bind")
+            need_all(f"allow[{name!r}]", texts, str)
         for level in self.inside:
             if compile_pattern(level.pattern).kind in ("expression", "statements"):
                 raise bad(f"level {level.name!r} is no compound statement: `{level.pattern}`")
@@ -179,6 +184,7 @@ class Variant:
     note: str = ""
 
     def __post_init__(self) -> None:
+        need_all("edits", self.edits, Edit)
         if self.status not in ("applied", "absorbed", "not-applicable"):
             raise bad(f"variant {self.name!r} has the unknown status {self.status!r}")
         if (self.status == "applied") != bool(self.edits):
@@ -219,9 +225,9 @@ def _check_text(edit: Edit) -> None:
     try:
         tree = ast.parse(probe)
     except SyntaxError as error:
-        raise bad(f"the text of an edit is not Python ({error.msg}):\n{template.text}") from None
+        raise bad(f"the text of an edit is not Python ({error.msg})", ("text", template.text)) from None
     if all(map(_does_nothing, tree.body)):
-        raise refuse("BP111", "the edit's text does nothing", ("text", template.text), next="remove the edit")
+        raise bad(f"the text of an edit does nothing: `{' '.join(template.text.split())}`")
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             raise bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
@@ -307,6 +313,7 @@ class Delta:
     def __post_init__(self) -> None:
         if not TARGET.fullmatch(self.target):
             raise bad(f"the target of {self.name!r} is not written `module:Qual.name`: {self.target!r}")
+        need_all("variants", self.variants, Variant)
         if not self.variants:
             raise bad(f"delta {self.name!r} has no variants")
         names = [variant.name for variant in self.variants]
@@ -336,5 +343,21 @@ def _where() -> str:
     return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
 
 
-def bad(what: str) -> PatchError:
-    return refuse("BP002", what, ("declared", _where()), next="mend the declaration; nothing was patched")
+def bad(what: str, *rows: tuple[str, str]) -> PatchError:
+    """The error (BP002) for a wrong declaration, with the line that it stands on."""
+    return refuse("BP002", what, *rows, ("declared", _where()), next="mend the declaration; nothing was patched")
+
+
+def need_all(what: str, values: object, kind: Any) -> None:
+    """Refuse what is no tuple of one kind: a forgotten comma makes a text of a tuple, and a text has an ``in``."""
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        names = getattr(kind, "__name__", None) or " or ".join(one.__name__ for one in get_args(kind))
+        raise bad(f"`{what}` is no tuple of {names}: {values!r}; one alone is written (…,)")
+
+
+def declared_here(compiled: Callable[[], _T]) -> _T:
+    """What a pattern compiles to; a bad one is refused with the line of the declaration."""
+    try:
+        return compiled()
+    except PatchError as error:
+        raise PatchError(*(failure.with_fields(("declared", _where())) for failure in error.failures)) from None

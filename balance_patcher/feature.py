@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .delta import TARGET, Delta, bad
+from .delta import TARGET, Delta, bad, declared_here, need_all
 from .pattern import compile_pattern
 
 
@@ -151,7 +152,11 @@ class Feature:
     enabling: Enabling | None = None
 
     def __post_init__(self) -> None:
+        need_all("deltas", self.deltas, Delta)
         names = [delta.name for delta in self.deltas]
+        strange = [name for name in names if not name.startswith(f"{self.name}.")]
+        if strange:
+            raise bad(f"delta {strange[0]!r} of feature {self.name!r} is not called `{self.name}.WHAT`")
         if not names or len(set(names)) < len(names):
             raise bad(f"feature {self.name!r} needs deltas with names of their own")
         known = set(names)
@@ -200,4 +205,4 @@ def _check_invariant(name: str, target: str, *patterns: str) -> None:
     if not TARGET.fullmatch(target):
         raise bad(f"the target of invariant {name!r} is not written `module:Qual.name`: {target!r}")
     for pattern in patterns:
-        compile_pattern(pattern)
+        declared_here(partial(compile_pattern, pattern))

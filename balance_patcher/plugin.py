@@ -25,7 +25,7 @@ from typing import Any
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
 from .install import Installation, install
-from .registry import features
+from .registry import broken, features
 
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_CLASS = "EngineCore"
@@ -194,6 +194,8 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    for failure in broken():
+        _logger.error("%s", failure)
     with _LOCK:
         made = tuple(_decide(feature, engine, vllm_config) for feature in features())
         _DECISIONS.append(made)

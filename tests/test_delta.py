@@ -236,7 +236,7 @@ def test_a_wrong_declaration_is_refused(make: Callable[[], object], what: str) -
 )
 @pytest.mark.parametrize("kind", [InsertBefore, InsertAfter, Replace, Prologue, CallThrough])
 def test_an_edit_that_does_nothing_is_refused(kind: Callable[[str], Edit], text: str) -> None:
-    assert refusal(lambda: variant(kind(text))).startswith("BP111 an edit changes nothing: ")
+    assert refusal(lambda: variant(kind(text))).startswith("BP002 bad declaration: the text of an edit does nothing")
 
 
 def test_deltas_in_a_row_are_no_circle() -> None:
@@ -328,3 +328,23 @@ def test_a_refusal_names_the_file_and_line_of_the_declaration(make: Callable[[],
     fields = dict(caught.value.failures[0].fields)
     assert fields["declared"] == f"tests/test_delta.py:{make.__code__.co_firstlineno}"
     assert re.search(r"^  declared  +tests/test_delta.py:\d+$", str(caught.value), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Anchor("if $A: break", allow={"A": "full"}), "`allow['A']` is no tuple of str"),
+        (lambda: Anchor("stop()", inside=Level("loop", "while $_")), "`inside` is no tuple of Level"),
+        (lambda: Variant("v", edits=Prologue("go()")), "`edits` is no tuple of "),
+        (lambda: Delta("t.d", "m:f", "w", "u", "r", Variant("v", edits=(Prologue("go()"),))), "`variants` is no tuple"),
+    ],
+    ids=["a text for texts", "a level for levels", "an edit for edits", "a variant for variants"],
+)
+def test_a_forgotten_comma_is_refused(make: Callable[[], object], what: str) -> None:
+    assert what in refusal(make)
+
+
+def test_a_bad_pattern_says_where_it_is_declared() -> None:
+    with pytest.raises(PatchError) as caught:
+        Anchor("while (")
+    assert dict(caught.value.failures[0].fields)["declared"].startswith("tests/test_delta.py:")

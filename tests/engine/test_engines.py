@@ -61,6 +61,22 @@ class TestOn:
 
 
 @pytest.mark.timeout(500)
+class TestControls:
+    """Both lessons for real: where the gather must not stand, and that the driver sees a hang as one."""
+
+    def test_a_gather_at_the_top_of_schedule_hangs_in_the_first_waves(self, engines):
+        run = engines({**ON, "limit": 15}, {"ENGINE_CONTROL": "schedule"})
+        assert run.result.get("why") == "hang", run.log[-4000:]
+        assert run.result["wave"] < 5
+
+    def test_a_gather_at_the_top_of_the_engine_step_hangs_with_asynchronous_scheduling(self, engines):
+        run = engines({**ASYNC, "limit": 15}, {"ENGINE_CONTROL": "step"})
+        if "_StreamPlaceholder' object has no attribute" in run.log:
+            pytest.skip("this lane's CPU worker cannot schedule asynchronously")
+        assert run.result.get("why") == "hang", run.log[-4000:]
+
+
+@pytest.mark.timeout(500)
 class TestOff:
     def test_every_request_is_answered(self, engines):
         assert engines(OFF).result.get("ok"), engines(OFF).log[-4000:]

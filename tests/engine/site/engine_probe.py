@@ -69,9 +69,28 @@ def watch():
             gather = getattr(self.scheduler, "balance_gather", None)
             if gather is not None:
                 self.scheduler.balance_gather = recording(self, gather, out)
+            if os.environ.get("ENGINE_CONTROL"):
+                misplace(self, os.environ["ENGINE_CONTROL"])
             loop(self)
 
     DPEngineCoreProc.run_busy_loop = run_busy_loop
+
+
+def misplace(engine, place):
+    """The gather where it must not be: at the top of ``schedule`` or of ``_process_engine_step``."""
+    from balance_patcher.install import installed
+
+    hook = "_has_global_unfinished_reqs"
+    upstream = installed("balance").built.originals[f"vllm.v1.engine.core:DPEngineCoreProc.{hook}"]
+    setattr(engine, hook, upstream.__get__(engine))
+    owner, name = {"schedule": (engine.scheduler, "schedule"), "step": (engine, "_process_engine_step")}[place]
+    real = getattr(owner, name)
+
+    def gathering(*args, **kwargs):
+        engine.scheduler.balance_gather(engine.dp_group)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, gathering)
 
 
 def facts(engine):
