@@ -64,7 +64,7 @@ def decisions() -> list[tuple[Decision, ...]]:
 
 def arm() -> None:
     """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once."""
-    if switch("BALANCE_PATCHER", ("auto", "off", "verify"), "auto") == "off":
+    if switch("BALANCE_PATCHER", ("auto", "off", "verify"), "auto") != "auto":
         return
     with _LOCK:
         module = sys.modules.get(ENGINE_MODULE)

@@ -16,8 +16,8 @@ from balance_patcher.plan import make_plan
 from balance_patcher.registry import delta_modules, features
 from balance_patcher.source import Lane
 
-EXAMPLES = [example for module in delta_modules() for example in module.EXAMPLES]
-REFUSES = [refusal for module in delta_modules() for refusal in module.REFUSES]
+EXAMPLES = [example for module in delta_modules() for example in getattr(module, "EXAMPLES", ())]
+REFUSES = [refusal for module in delta_modules() for refusal in getattr(module, "REFUSES", ())]
 DELTAS = {delta.name: (feature, delta) for feature in features() for delta in feature.deltas}
 
 
@@ -55,8 +55,8 @@ def test_a_refusal_is_refused_by_its_id(refusal: Refusal, text_lane: Callable[..
 
 @pytest.mark.parametrize("name", DELTAS)
 def test_every_delta_brings_an_example_and_a_refusal(name: str) -> None:
-    assert any(example.delta == name for example in EXAMPLES)
-    assert any(refusal.delta == name for refusal in REFUSES)
+    assert any(example.delta == name for example in EXAMPLES), f"add an Example of {name} to EXAMPLES"
+    assert any(refusal.delta == name for refusal in REFUSES), f"add a Refusal of {name} to REFUSES"
 
 
 def test_the_deltas_import_neither_torch_nor_vllm() -> None:

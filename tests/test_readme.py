@@ -1,0 +1,62 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from balance_patcher.build import compile_plan
+from balance_patcher.errors import PatchError
+from balance_patcher.plan import make_plan
+from balance_patcher.registry import find_feature
+from balance_patcher.source import Lane
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_whole_delta_file_does_what_its_example_says(text_lane: Callable[..., Lane]) -> None:
+    (text,) = [block for block in blocks("python") if "FEATURE =" in block]
+    toy: dict[str, object] = {"__name__": "toy"}
+    exec(text, toy)  # noqa: S102 - the README is ours
+
+    def planned(before: str) -> str:
+        plan = make_plan(text_lane({"vllm/toy.py": before, "vllm/__init__.py": ""}), toy["FEATURE"])
+        _, compiled = compile_plan(plan)
+        return re.sub(r"  # bp: toy.stop$", "", compiled[0].text, flags=re.MULTILINE)
+
+    (example,) = toy["EXAMPLES"]
+    assert planned(example.before) == example.after
+    (refusal,) = toy["REFUSES"]
+    try:
+        planned(refusal.before)
+    except PatchError as error:
+        codes = [failure.code for failure in error.failures]
+    assert codes == [refusal.code]
+
+
+def test_the_failure_that_is_shown_is_the_one_that_is_given(release_copy: Callable[[str], Path]) -> None:
+    from balance_patcher.source import DirSource
+
+    folder = release_copy("0.23.0")
+    file = folder / "vllm/v1/core/sched/scheduler.py"
+    stop = "if len(self.running) == self.max_num_running_reqs:"
+    text = file.read_text(encoding="utf-8")
+    assert text.count(stop) == 1
+    file.write_text(text.replace(stop, "if len(self.running) == self.run_cap:"), encoding="utf-8")
+    plan = make_plan(Lane("copy", DirSource("dir", folder)), find_feature("balance"))
+    (shown,) = [block for block in blocks("text") if block.startswith("BP101")]
+    assert str(plan.placement("balance.admission-gate").failures[0]) == shown.strip()
+
+
+def test_the_two_commands_of_the_set_up_are_there() -> None:
+    (commands,) = [block for block in blocks("console") if "make verify" in block]
+    lines = [line.split("#")[0].split() for line in commands.splitlines()]
+    assert lines == [["$", "make", "verify"], ["$", "make", "test"]]
+        ["$", "make", "verify"],
+        ["$", "make", "test"],
+    ]
