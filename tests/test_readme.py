@@ -57,6 +57,3 @@ def test_the_two_commands_of_the_set_up_are_there() -> None:
     (commands,) = [block for block in blocks("console") if "make verify" in block]
     lines = [line.split("#")[0].split() for line in commands.splitlines()]
     assert lines == [["$", "make", "verify"], ["$", "make", "test"]]
-        ["$", "make", "verify"],
-        ["$", "make", "test"],
-    ]
