@@ -16,7 +16,7 @@ from .feature import CallShape, Feature
 from .invariants import check_invariants
 from .matching import render_bound
 from .plan import Placement, Plan, make_plan
-from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport
+from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport, names
 from .rewrite import Rewrite, take_out
 from .source import Lane, LaneSpec, Source, open_source
 from .targets import Target, find_target
@@ -84,7 +84,7 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
         except PatchError as error:
             report.failures += error.failures
     for placement in plan.placements:
-        report.deltas.append(_delta(placement))
+        report.deltas.append(_delta(placement, report.failures if rewrites is None else []))
     if strict:
         report.failures += [_absorbed(p) for p in plan.placements if p.status == "absorbed"]
     for finding in check_invariants(plan, rewrites):
@@ -103,17 +103,19 @@ def _reversible(result: Rewrite) -> bool:
     return take_out(result) == result.original.text
 
 
-def _delta(placement: Placement) -> DeltaReport:
+def _delta(placement: Placement, stopped_by: Sequence[Failure]) -> DeltaReport:
+    """One delta's row; ``stopped_by`` is why the feature could not be rewritten."""
     delta, target = placement.delta, placement.target
+    own = next((failure for failure in stopped_by if names(failure, delta.name, delta.declared)), None)
     return DeltaReport(
         delta.name,
         delta.target,
-        placement.status,
+        "failed" if own else placement.status,
         placement.variant.name if placement.variant else None,
         target.text.display if target else None,
         placement.line,
         placement.matches,
-        _detail(placement),
+        own.headline if own and not placement.failures else _detail(placement),
         delta.declared,
     )
 

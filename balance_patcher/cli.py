@@ -7,7 +7,6 @@ Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken,
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import sys
 import traceback
@@ -21,20 +20,23 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
-from rich.syntax import Syntax
 
-from .build import compile_plan
+from . import __version__
 from .check import check_lane, fetch
 from .errors import Failure, Outcome, PatchError, refuse
 from .feature import Feature
-from .lanes import declared_lanes
+from .lanes import declared_lanes, lane_named
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .plan import make_plan
-from .registry import features, find_feature
+from .registry import broken, features, find_feature
 from .render import prefer_astor
-from .report import RENDERINGS, LaneReport, Report
+from .renderings import RENDERINGS
+from .report import LaneReport, Report
 from .source import FORMS, Lane, LaneSpec, Source, open_source
-from .terminal import WIDE, as_text, print_report
+from .terminal import as_text, print_report, show_features
+
+_STATUS = """Exit status: 0 all hold; 1 something cannot be placed or an invariant is broken; 2 wrong usage; \
+3 could not check. Of several lanes, 2 goes before 1 before 3 before 0."""
+_PROGRAM = "python -m balance_patcher"
 
 app = typer.Typer(
     name="balance_patcher", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # an arrow must not turn a finding into an error
-        app(args=list(arguments) if arguments is not None else None, prog_name="balance_patcher")
+        app(args=list(arguments) if arguments is not None else None, prog_name=_PROGRAM)
     except PatchError as error:
         _complain(error)
         sys.exit(int(error.outcome))
@@ -97,42 +99,64 @@ def _unexpected(error: Exception) -> PatchError:
     )
 
 
+def _say_version(asked: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if asked:
+        typer.echo(f"balance_patcher {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _app() -> None:
-    """The commands below."""
+def _app(
+    version: Annotated[  # noqa: FBT002
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and exit.")
+    ] = False,
+) -> None:
+    """Patch vLLM at run time from declared deltas, and prove beforehand that they can be placed."""
 
 
-@app.command()
+@app.command(epilog=_STATUS)
 def verify(
     lanes: Annotated[
-        list[str] | None, typer.Argument(metavar="[LANE]…", help=f"SOURCE or NAME=SOURCE. A source is {FORMS}.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[LANE]…",
+            help=f"SOURCE, NAME=SOURCE, or the name of a lane in pyproject.toml. A source is {FORMS}. "
+            "Without any: the lanes of the nearest pyproject.toml, else installed.",
+        ),
     ] = None,
     pins: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder with vllm-ascend's two pin files; every lane must be the pinned one."),
     ] = None,
     expect: Annotated[str | None, typer.Option(metavar="REF", help="The one lane must be this tag or commit.")] = None,
-    feature: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these features.")] = None,
+    feature: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this feature; may be given several times.")
+    ] = None,
     format: Annotated[Format, typer.Option(help="How standard output is written.")] = Format.text,  # noqa: A002
     report: Annotated[
-        list[str] | None, typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well.")
+        list[str] | None,
+        typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well; may be given several times."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="An absorbed delta is a failure too.")] = False,  # noqa: FBT002
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
     chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
-    specs = [LaneSpec.parse(text) for text in lanes] if lanes else declared_lanes(Path.cwd())
+    specs = [lane_named(text, Path.cwd()) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
     wanted = read_pins(pins) if pins else {}
     if expect is not None:
         if pins or len(specs) != 1:
-            raise refuse("BP004", "--expect speaks of one lane, and not together with --pins", next="name one lane")
+            what = (
+                "--expect and --pins exclude each other" if pins else f"--expect speaks of one lane, not {len(specs)}"
+            )
+            raise refuse("BP007", what, next="name one lane with --expect, or give --pins alone")
         wanted = {specs[0].name: expect}
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
+    result.lanes += [] if feature or not broken() else [LaneReport("deltas", "", failures=list(broken()))]
     if format is Format.text:
-        print_report(result, Console(width=None if sys.stdout.isatty() else WIDE))
+        print_report(result, Console())
     else:
         typer.echo(RENDERINGS[format.value](result))
     outcomes = [result.outcome]
@@ -149,7 +173,7 @@ def _report_file(text: str) -> tuple[Format, Path]:
     kind, _, file = text.partition(":")
     if kind not in Format.__members__ or not file:
         raise refuse(
-            "BP004", f"`--report {text}` is not FORMAT:FILE", next=f"use one of {', '.join(Format.__members__)}"
+            "BP007", f"`--report {text}` is not FORMAT:FILE", next=f"FORMAT is one of {', '.join(Format.__members__)}"
         )
     return Format(kind), Path(file)
 
@@ -160,7 +184,7 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
     except OSError as error:
         raise refuse(
-            "BP514", f"the report cannot be written to {file}: {error.strerror}", next="check the path"
+            "BP515", f"{file}: {error.strerror}", next="check the path and its rights; the result stands"
         ) from error
 
 
@@ -233,13 +257,12 @@ def show(
 ) -> None:
     """Show the text that would run."""
     if diff and map:
-        raise refuse("BP004", "--diff and --map exclude each other", next="ask for one of them")
+        raise refuse("BP007", "--diff and --map exclude each other", next="ask for one of them")
     chosen = _features_of(what)
     spec = _one_lane(lane)
     opened = Lane(spec.name, open_source(spec.spec))
-    console = Console(width=None if sys.stdout.isatty() else 10_000, soft_wrap=True)
-    for feature in chosen:
-        _show(opened, feature, what if ":" in what else None, console, "diff" if diff else "map" if map else "text")
+    only = what if ":" in what else None
+    show_features(opened, chosen, only, Console(soft_wrap=True), "diff" if diff else "map" if map else "text")
 
 
 def _features_of(what: str) -> list[Feature]:
@@ -253,62 +276,10 @@ def _features_of(what: str) -> list[Feature]:
 
 
 def _one_lane(text: str | None) -> LaneSpec:
-    if text is not None and ":" in text:
-        return LaneSpec.parse(text)
-    declared = declared_lanes(Path.cwd())
-    if text is None:
-        return declared[0]
-    by_name = {spec.name: spec for spec in declared}
-    return by_name.get(text) or LaneSpec.parse(text)
-
-
-def _show(lane: Lane, feature: Feature, only: str | None, console: Console, mode: str) -> None:
-    plan = make_plan(lane, feature)
-    rewrites, compiled = compile_plan(plan)
-    for result in rewrites.values():
-        for name, target in result.targets.items():
-            if only not in (None, name):
-                continue
-            before = plan.target(name)
-            new, old = target.text.lines, before.text.lines
-            if mode == "diff":
-                display = before.text.path
-                lines = difflib.unified_diff(old, new, f"a/{display}", f"b/{result.filename}", n=3)
-                _code(console, "".join(_ended(line) for line in lines), "diff")
-            elif mode == "map":
-                _map(console, result.line_map, target.node.lineno, target.node.end_lineno or 0, before.text.display)
-            else:
-                _code(
-                    console, "".join(new[target.node.lineno - 1 : target.node.end_lineno]), "python", target.node.lineno
-                )
-    for item in compiled:
-        if item.through and only in (None, item.target) and mode != "map":
-            if mode == "diff":
-                lines = difflib.unified_diff(
-                    [], item.text.splitlines(keepends=True), "/dev/null", f"b/{item.filename}", n=3
-                )
-                _code(console, "".join(lines), "diff")
-            else:
-                _code(console, item.text, "python", 1)
-
-
-def _ended(line: str) -> str:
-    return line.rstrip("\r\n") + "\n"
-
-
-def _map(
-    console: Console, origins: Sequence[tuple[int | None, str | None]], first: int, last: int, display: str
-) -> None:
-    console.print(f"ours    upstream ({display})", highlight=False, markup=False)
-    for at in range(first, last + 1):
-        line, delta = origins[at - 1]
-        console.print(f"{at:<7} {line if line is not None else f'+ {delta}'}", highlight=False, markup=False)
-
-
-def _code(console: Console, text: str, language: str, first: int = 1) -> None:
-    if console.is_terminal:
-        console.print(
-            Syntax(text, language, line_numbers=language == "python", start_line=first, background_color="default")
-        )
-    else:
-        console.file.write(text)
+    if text is not None:
+        return lane_named(text, Path.cwd())
+    spec, *others = declared_lanes(Path.cwd())
+    named = spec.name if spec.name == spec.spec else f"{spec.name} ({spec.spec})"
+    more = f"; --lane takes {', '.join(other.name for other in others)} too" if others else ""
+    sys.stderr.write(f"lane {named}{more}\n")
+    return spec

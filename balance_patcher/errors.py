@@ -38,6 +38,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP004": ("bad lane", _U),
     "BP005": ("bad configuration file", _U),
     "BP006": ("bad switch", _U),
+    "BP007": ("wrong usage", _U),
     # placing a delta
     "BP101": ("anchor not found", _B),
     "BP102": ("anchor matched more often than declared", _B),
@@ -95,6 +96,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP512": ("vLLM is not installed", _X),
     "BP513": ("package is missing", _X),
     "BP514": ("file cannot be read", _X),
+    "BP515": ("report cannot be written", _X),
     "BP599": ("unexpected error", _X),
     # proof against the running code
     "BP601": ("text on disk is not the code in memory", _B),

@@ -273,7 +273,7 @@ def _not_found(dist: str, version: str, offered: list[Candidate], configuration:
     fields = [("asked", "\n".join(map(redact, asked)) or "nothing: no index is in use")]
     if there:
         fields.append(("nearest", ", ".join(below + above)))
-        fields.append(("newest", ", ".join(newest)))
+        fields += [("newest", ", ".join(newest))] if newest != below + above else []
     if sdists:
         what = f"{dist}=={version} has no wheel, only a source archive ({sdists[0]})."
     elif offered:

@@ -7,6 +7,7 @@ the pinned one, or that cannot be shown to be, must never come out green.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _INDEX = ("pypi:", "installed")
 PIN_FILES = {"release": "vllm-release-tag.commit", "main": "vllm-main-verified.commit"}
 
 _SHA = re.compile(r"[0-9a-f]{7,40}")
+_TOO_SHORT = re.compile(r"[0-9a-f]{1,6}")
 _SHORTEST = 7  # digits, as git abbreviates
 _DIRTY = re.compile(r"\+.*\bd20\d{6}\b|\bdirty\b")  # as setuptools-scm marks a build from changed files
 _CHANGED = "files of vllm/ differ from the commit that is checked out"
@@ -29,12 +31,13 @@ _CHANGED = "files of vllm/ differ from the commit that is checked out"
 class Pin:
     """What a lane must be, and whether it is.
 
-    ``status`` is ``proven``, ``different`` or ``unproven``; ``detail`` says by what.
+    ``status`` is ``proven``, ``different`` or ``unproven``; ``detail`` says by what, ``next`` what would prove it.
     """
 
     wanted: str
     status: str
     detail: str
+    next: str = ""
 
     def as_dict(self) -> dict[str, str]:
         return {"wanted": self.wanted, "status": self.status, "detail": self.detail}
@@ -46,15 +49,23 @@ def read_pins(folder: Path) -> dict[str, str]:
     Raises:
         PatchError: BP514 for a file that is missing, empty or holds more than one word.
     """
+    below = folder / ".github"  # where vllm-ascend keeps them
+    there = all((below / name).is_file() for name in PIN_FILES.values())
+    follow = f"did you mean {below}?" if there else "give the folder of vllm-ascend that holds both pin files: .github"
+    if folder.is_file():
+        raise refuse("BP514", f"{folder} is a file", next=f"give the folder, not the file: {folder.parent}")
+    if not folder.is_dir():
+        raise refuse("BP514", f"{folder} is no folder", next=follow)
     pins = {}
     for lane, name in PIN_FILES.items():
         file = folder / name
         try:
             text = file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise refuse(
-                "BP514", f"{file}: {error}", next="give the folder of vllm-ascend that holds both pin files"
-            ) from error
+        except OSError as error:
+            why = "it is missing" if isinstance(error, FileNotFoundError) else error.strerror
+            raise refuse("BP514", f"{file}: {why}", next=follow) from error
+        except UnicodeDecodeError as error:
+            raise refuse("BP514", f"{file}: not a text in UTF-8", next=follow) from error
         if len(text.split()) != 1:
             raise refuse(
                 "BP514", f"{file} holds {text!r}, not one ref", next="put one tag or commit into it", file=str(file)
@@ -76,6 +87,8 @@ def prove_pin(lane: Lane, wanted: str) -> Pin:
     if _SHA.fullmatch(wanted):
         return _by_commit(lane, wanted)
     by_git = _by_git(lane, wanted)
+    if _TOO_SHORT.fullmatch(wanted) and (by_git is None or by_git.status == "unproven"):
+        return Pin(wanted, "unproven", f"a commit needs at least {_SHORTEST} digits", "give more digits, or a tag")
     return by_git or _by_version(lane, wanted)
 
 
@@ -84,10 +97,12 @@ def pin_failure(lane: Lane, pin: Pin) -> Failure | None:
     if pin.status == "proven":
         return None
     different = pin.status == "different"
+    follow = f"point the lane at {pin.wanted}" if different else "use a lane that proves it: git:REPO@REF, tag fetched"
+    spec = lane.source.spec
     return Failure(
-        "BP510" if different else "BP509", f"lane {lane.name!r}, {lane.source.spec}: {pin.detail}",
+        "BP510" if different else "BP509", pin.detail if spec == lane.name else f"{spec}: {pin.detail}",
         fields=(("pinned", pin.wanted), ("version", lane.version or "unknown"), ("commit", lane.commit or "unknown")),
-        next=f"point the lane at {pin.wanted}" if different else "use a lane that proves it: git:REPO@REF, tag fetched",
+        next=pin.next or follow,
     )  # fmt: skip
 
 
@@ -128,7 +143,8 @@ def _by_git(lane: Lane, wanted: str) -> Pin | None:
     except PatchError:
         tagged = None
     if tagged is None:
-        return Pin(wanted, "unproven", f"{wanted} is not in {repo}: git -C {repo} fetch --depth 1 origin tag {wanted}")
+        fetch = f"git -C {shlex.quote(str(repo))} fetch --depth 1 origin tag {shlex.quote(wanted)}"
+        return Pin(wanted, "unproven", f"{wanted} is not in {repo}", fetch)
     if tagged == commit:
         return Pin(wanted, "proven", f"git object {commit}")
     return Pin(wanted, "different", f"{wanted} is {tagged[:12]}, the lane is {commit[:12]}")

@@ -1,19 +1,17 @@
-"""What was seen on every lane, in one structure and five renderings.
+"""What was seen on every lane, in one structure.
 
-Each rendering is a function from a :class:`Report` to text. Only the one for a person's terminal
-lives with the command line, where ``rich`` is at hand.
+:mod:`balance_patcher.renderings` turns it into text for machines, :mod:`balance_patcher.terminal` for a person.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from xml.etree import ElementTree as Xml
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from .errors import Failure, Outcome
 from .pins import Pin
+
+_CLAUSES = ("Wrong usage", "Broken", "Not the pinned one", "Could not check")
 
 
 @dataclass
@@ -113,6 +111,16 @@ class LaneReport:
             self.outcome
         ]
 
+    @property
+    def clauses(self) -> list[str]:
+        """What the verdict says of it: how bad it is, and that it is not the pinned one."""
+        words = {Outcome.USAGE: _CLAUSES[0], Outcome.BROKEN: _CLAUSES[1], Outcome.UNKNOWN: _CLAUSES[3]}
+        different = any(failure.code == "BP510" for failure in self.failures)
+        rest = [failure.outcome for failure in self.failures if failure.code != "BP510"]
+        outcome = Outcome.worst([*rest, *(f.outcome for f in self.features)]) if different else self.outcome
+        found = [words[outcome]] if outcome in words else []
+        return [*found, _CLAUSES[2]] if different else found
+
 
 @dataclass
 class Report:
@@ -128,111 +136,24 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One sentence for a person."""
-        bad = [lane for lane in self.lanes if lane.outcome is not Outcome.HOLDS]
-        if not bad:
+        """One sentence for a person, with a clause for each way in which lanes are not green."""
+        if not self.lanes:
+            return "Could not check: there is no lane."
+        found: dict[str, list[str]] = {word: [] for word in _CLAUSES}
+        for lane in self.lanes:
+            for word in lane.clauses:
+                found[word].append(lane.name)
+        clauses = [f"{word}: {', '.join(names)}" for word, names in found.items() if names]
+        if not clauses:
             return f"All deltas hold on {_count(len(self.lanes), 'lane')}."
-        names = ", ".join(lane.name for lane in bad)
-        words = {Outcome.BROKEN: "Broken", Outcome.UNKNOWN: "Could not check", Outcome.USAGE: "Wrong usage"}
-        return f"{words[self.outcome]}: {names} ({len(bad)} of {_count(len(self.lanes), 'lane')})."
+        # Of several clauses the last one's count would be read as that of all.
+        bad = sum(lane.outcome is not Outcome.HOLDS for lane in self.lanes)
+        count = f"{bad} of " if len(clauses) == 1 else "of "
+        return f"{'. '.join(clauses)} ({count}{_count(len(self.lanes), 'lane')})."
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-# -- renderings ------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> str:
-    """The schema of the README, ``schema: 1``."""
-    return json.dumps(
-        {"schema": 1, "exit_code": int(report.outcome), "lanes": [_lane(lane) for lane in report.lanes]}, indent=2
-    )
-
-
-def _lane(lane: LaneReport) -> dict[str, object]:
-    return {
-        "name": lane.name,
-        "source": lane.source,
-        "vllm_version": lane.vllm_version,
-        "commit": lane.commit,
-        "pin": lane.pin.as_dict() if lane.pin else None,
-        "status": lane.status,
-        "features": [_feature(feature) for feature in lane.features],
-        "failures": [failure.as_dict() for failure in lane.failures],
-    }
-
-
-def _feature(feature: FeatureReport) -> dict[str, object]:
-    return {
-        "name": feature.name,
-        "status": feature.status,
-        "deltas": [asdict(delta) for delta in feature.deltas],
-        "invariants": [asdict(invariant) for invariant in feature.invariants],
-        "calls": [asdict(call) for call in feature.calls],
-        "reversible": feature.reversible,
-        "failures": [failure.as_dict() for failure in feature.failures],
-    }
-
-
-def as_github(report: Report) -> str:
-    """Workflow commands: an error for each failure, on the declaring line where there is one."""
-    lines = []
-    for lane in report.lanes:
-        for failure in lane.all_failures:
-            place = dict(failure.fields).get("declared") or f"{failure.file or ''}:{failure.line or ''}"
-            file, _, line = place.rpartition(":")
-            where = "".join(f"{key}={_escape(value)}," for key, value in (("file", file), ("line", line)) if value)
-            title = _escape(f"{failure.code} {failure.title} ({lane.name})")
-            lines.append(f"::error {where}title={title}::{_escape(str(failure), data=True)}")
-        if lane.outcome is Outcome.HOLDS:
-            lines.append(f"::notice title={_escape(lane.name)}::{_escape(_summary(lane), data=True)}")
-        elif not lane.all_failures:
-            lines.append(f"::error title={_escape(lane.name)}::{_escape(_summary(lane), data=True)}")
-    return "\n".join(lines)
-
-
-def _escape(text: str, *, data: bool = False) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return text if data else text.replace(":", "%3A").replace(",", "%2C")
-
-
-def _summary(lane: LaneReport) -> str:
-    parts = [
-        f"{feature.name}: " + ", ".join(f"{d.name} {d.status}" for d in feature.deltas) for feature in lane.features
-    ]
-    return f"vLLM {lane.vllm_version or 'unknown'} is {lane.status}. " + "; ".join(parts)
-
-
-def as_markdown(report: Report) -> str:
-    """For a pull request: the verdict, one table, every failure."""
-    lines = [
-        f"**{report.verdict}**",
-        "",
-        "| lane | vLLM | delta | status | variant | where | matches |",
-        "| --- " * 7 + "|",
-    ]
-    for lane in report.lanes:
-        for feature in lane.features:
-            for delta in feature.deltas:
-                cells = [
-                    lane.name,
-                    lane.vllm_version or "?",
-                    delta.name,
-                    delta.status,
-                    delta.variant or "",
-                    place(delta),
-                    str(delta.matches),
-                ]
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-            lines.append(f"| {lane.name} | {lane.vllm_version or '?'} | {' · '.join(footer(feature))} |||||")
-    for lane in report.lanes:
-        if lane.pin:
-            lines += ["", f"{lane.name}: pin {lane.pin.wanted} {lane.pin.status}, {lane.pin.detail}."]
-        for failure in lane.all_failures:
-            lines += ["", "```", str(failure), "```"]
-    return "\n".join(lines)
 
 
 def place(delta: DeltaReport) -> str:
@@ -244,47 +165,15 @@ def footer(feature: FeatureReport) -> Iterator[str]:
     """How many invariants and call shapes hold, and whether the rewrite is reversible."""
     for name, items in (("invariants", feature.invariants), ("call shapes", feature.calls)):
         if items:
-            yield f"{name} {sum(item.status == 'holds' for item in items)}/{len(items)}"
+            unknown = sum(item.status == "unknown" for item in items)
+            holds = sum(item.status == "holds" for item in items)
+            yield f"{name} {holds}/{len(items)}" + (f" ({unknown} not checked)" if unknown else "")
     yield {True: "takes out clean", False: "does not take out clean", None: "not rewritten"}[feature.reversible]
 
 
-def as_junit(report: Report) -> str:
-    """One suite a lane, one case a delta, invariant and call shape; what could not be checked is an error."""
-    root = Xml.Element("testsuites", name="balance_patcher verify")
-    for lane in report.lanes:
-        suite = Xml.SubElement(root, "testsuite", name=_clean(lane.name))
-        cases = list(_cases(lane))
-        for name, kind, text in cases:
-            case = Xml.SubElement(suite, "testcase", classname=_clean(lane.name), name=_clean(name))
-            if kind:
-                Xml.SubElement(case, kind, message=_clean(text.partition("\n")[0])).text = _clean(text)
-        suite.set("tests", str(len(cases)))
-        for kind in ("failure", "error"):
-            suite.set(f"{kind}s", str(sum(found == kind for _, found, _ in cases)))
-    Xml.indent(root)
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def _clean(text: str) -> str:
-    """A text without the characters that XML cannot hold."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
-
-
-def _cases(lane: LaneReport) -> Iterator[tuple[str, str, str]]:
-    for feature in lane.features:
-        for delta in feature.deltas:
-            yield delta.name, "failure" if delta.status == "failed" else "", delta.detail or delta.status
-        for item in feature.invariants:
-            yield item.name, {"broken": "failure", "unknown": "error"}.get(item.status, ""), item.detail or item.status
-        for call in feature.calls:
-            yield call.call, {"broken": "failure", "unknown": "error"}.get(call.status, ""), call.detail or call.status
-        kind = {True: "", False: "failure", None: "error"}[feature.reversible]
-        yield f"{feature.name} takes out clean", kind, "taking the deltas out again gives upstream's tree back"
-    for failure in lane.all_failures:
-        yield failure.headline, "error" if failure.outcome is Outcome.UNKNOWN else "failure", str(failure)
-
-
-#: The renderings that need nothing but the report.
-RENDERINGS: dict[str, Callable[[Report], str]] = {
-    "json": as_json, "github": as_github, "markdown": as_markdown, "junit": as_junit,
-}  # fmt: skip
+def names(failure: Failure, delta: str, declared: str) -> bool:
+    """Whether a finding is about a delta: it says its name, or the line that declares it."""
+    fields = dict(failure.fields)
+    if fields.get("delta") == delta or repr(delta) in failure.what:
+        return True
+    return fields.get("declared") == declared and "delta '" not in failure.what

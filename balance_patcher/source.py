@@ -8,6 +8,7 @@ A *source* is written ``installed``, ``pypi:DIST==VERSION``, ``wheel:PATH``, ``d
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import io
 import re
@@ -25,7 +26,10 @@ from .limits import SIZE_LIMIT
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _LANE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?!=)(?P<spec>.+)")
 _PYPI = re.compile(r"(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
-FORMS = "installed, pypi:DIST==VERSION, wheel:PATH, dir:PATH or git:REPO@REF"
+REMOTE_FORMS = "pypi:DIST==VERSION, wheel:PATH, dir:PATH or git:REPO@REF"
+FORMS = f"installed, {REMOTE_FORMS}"
+_TOP = ("__init__", "version", "_version")  # of vLLM's package, one of them is in every source
+_LACKS = {"pypi": "==VERSION is missing", "git": "@REF is missing"}
 
 
 class Source(Protocol):
@@ -124,13 +128,29 @@ def open_source(spec: str) -> Source:
         root = Path(rest).expanduser()
         if not root.is_dir():
             raise refuse("BP514", f"{root} is no folder", next="give the folder that holds `vllm/`")
+        inside = any((root / f"{name}.py").is_file() for name in _TOP)
+        if inside and not (root / "vllm").is_dir() and root.resolve().name == "vllm":
+            outer = root.parent if root.name == "vllm" else root.resolve().parent
+            raise refuse("BP503", f"{spec} is the package itself", next=f"did you mean dir:{outer}?")
         return DirSource(spec, root)
     if form == "git" and "@" in rest:
         from .gitrepo import GitSource
 
         repo, _, ref = rest.rpartition("@")
         return GitSource(spec, Path(repo).expanduser(), ref)
-    raise refuse("BP004", f"`{spec}` is no source", next=f"write {FORMS}")
+    raise refuse("BP004", f"`{spec}` is no source: {_lack(form, rest, spec)}", next=f"write {FORMS}")
+
+
+def _lack(form: str, rest: str, spec: str) -> str:
+    """What keeps a text from being a source."""
+    if not rest and form in ("pypi", "wheel", "dir", "git"):
+        return f"nothing stands after `{form}`" + ("" if ":" in spec else "; a colon and more are missing")
+    if form in _LACKS:
+        return _LACKS[form]
+    near = difflib.get_close_matches(form, ["installed", "pypi", "wheel", "dir", "git"], 1, 0.5)
+    if not near:
+        return "it has none of the five forms"
+    return f"did you mean `{near[0]}{':' + rest if near[0] != 'installed' and rest else ''}`?"
 
 
 @dataclass(frozen=True)
@@ -180,8 +200,9 @@ class ModuleText:
         except (SyntaxError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             raise refuse(
-                "BP508", f"{self.display}:{line or '?'}: {error}",
-                next="use a Python that this vLLM supports (see its `Requires-Python`)", file=self.display, line=line,
+                "BP508", f"{self.display}:{line or '?'}: {getattr(error, 'msg', None) or error}",
+                next="use a Python that this vLLM supports (see its `Requires-Python`), or the file is damaged",
+                file=self.display, line=line,
             ) from error  # fmt: skip
 
     @cached_property
@@ -213,7 +234,9 @@ def module_text(module: str, path: str, display: str, data: bytes) -> ModuleText
         encoding = "utf-8" if bom else encoding
         text = data[3 * bom :].decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise refuse("BP508", f"{display}: {error}", next="check the file's encoding", file=display) from error
+        why = getattr(error, "msg", None) or error
+        follow = "check the file's encoding, or the file is damaged"
+        raise refuse("BP508", f"{display}: {why}", next=follow, file=display) from error
     return ModuleText(module, path, display, text, encoding, bom)
 
 
@@ -241,7 +264,7 @@ class Lane:
 
     def require_vllm(self) -> None:
         """Refuse a source that holds no vLLM at all (BP503), as opposed to one that lacks a module."""
-        if all(self.source.read(f"vllm/{name}.py") is None for name in ("__init__", "version", "_version")):
+        if all(self.source.read(f"vllm/{name}.py") is None for name in _TOP):
             raise refuse(
                 "BP503", f"{self.source.spec} has no package `vllm`", next="name a source that holds `vllm/` at its top"
             )

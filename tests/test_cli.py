@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from balance_patcher import cli
 from balance_patcher.build import compile_plan
+from balance_patcher.errors import Failure
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import find_feature
 from balance_patcher.source import open_source
@@ -285,6 +286,8 @@ def test_a_source_that_cannot_be_parsed_is_3(path: str, text: bytes, release_cop
     (folder / path).write_bytes(text)
     out = refused(capsys, f"dir:{folder}")
     assert "lane: BP508 source cannot be parsed" in out
+    assert "<unknown>" not in out
+    assert "or the file is damaged" in out
     assert Path(path).name in out
 
 
@@ -350,7 +353,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_result(
     assert run("verify", good, "--report", f"json:{tmp_path}/file/x") == 3
     told = capsys.readouterr()
     assert "All deltas hold" in told.out
-    assert "BP514" in told.err
+    assert "BP515 report cannot be written: " in told.err
     assert run("verify", broken, "--report", f"json:{tmp_path}/file/x") == 1
 
 
@@ -451,6 +454,111 @@ def test_a_lane_named_on_the_command_line_needs_no_pyproject(
     monkeypatch.chdir(project(tmp_path, "[tool"))
     assert run("verify", f"main={good}") == 0
     assert run("show", "balance", "--lane", good) == 0
+
+
+def said(capsys: Capture, *arguments: str) -> str:
+    assert run(*arguments) == 2
+    told = capsys.readouterr()
+    return told.out + told.err
+
+
+def test_declared_names_are_lanes_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: str, capsys: Capture
+) -> None:
+    monkeypatch.chdir(project(tmp_path, f'[tool.balance_patcher.lanes]\nrelease = "dir:x"\nmain = "{good}"\n'))
+    assert run("verify", "main", "--format", "json") == 0
+    (lane,) = json.loads(capsys.readouterr().out)["lanes"]
+    assert (lane["name"], lane["source"]) == ("main", good)
+    for command in (("verify", "mian"), ("show", "balance", "--lane", "mian")):
+        text = said(capsys, *command)
+        assert "BP004" in text
+        assert "declared  release, main" in text
+        assert "pypi:DIST==VERSION" in text
+        assert "did you mean `main`?" in text
+    assert "did you mean `installed`?" in said(capsys, "verify", "instaled")
+
+
+@pytest.mark.parametrize(
+    ("lane", "hint"),
+    [
+        ("pypi:vllm", "==VERSION is missing"),
+        ("git:r", "@REF is missing"),
+        ("dir:", "nothing stands after `dir`"),
+        ("x=git", "a colon and more are missing"),
+        ("x=instaled", "did you mean `installed`?"),
+        ("pipy:vllm==1.0", "did you mean `pypi:vllm==1.0`?"),
+        ("x=zzz:y", "none of the five forms"),
+    ],
+)
+def test_a_source_that_is_none_says_what_it_lacks(lane: str, hint: str, capsys: Capture) -> None:
+    assert hint in said(capsys, "verify", lane)
+
+
+def test_wrong_usage_is_not_called_a_bad_lane(good: str, capsys: Capture) -> None:
+    for words in (
+        ("verify", "--report", "yaml:x", good),
+        ("verify", good, "x=" + good, "--expect", "v1"),
+        ("show", "balance", "--diff", "--map"),
+    ):
+        assert "BP007 wrong usage: " in said(capsys, *words)
+
+
+def test_the_package_itself_is_not_a_source(release_dir: Releases, capsys: Capture) -> None:
+    folder = release_dir("0.32.0")
+    assert run("verify", f"dir:{folder}/vllm") == 3
+    assert f"did you mean dir:{folder}?" in capsys.readouterr().out
+
+
+@pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is here")
+@pytest.mark.parametrize("text", ["[tool.balance_patcher]\n", "[tool.balance_patcher.lanes]\n"])
+def test_a_pyproject_that_declares_no_lane_says_so(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(project(tmp_path, text))
+    assert run("verify") == 3
+    err = capsys.readouterr().err
+    assert f"no lanes declared in {tmp_path / 'pyproject.toml'}" in err
+    assert "installed, " not in err
+    text = said(capsys, "verify", "main")
+    assert "declared  none" in text
+
+
+def test_a_delta_whose_names_fail_is_not_shown_as_applied(release_copy: Releases, capsys: Capture) -> None:
+    folder = release_copy("0.32.0")
+    file = folder / "vllm/v1/engine/core.py"
+    file.write_text(re.sub(r"\bself\.dp_group\b", "self.group", file.read_text()))
+    assert run("verify", f"dir:{folder}", "--format", "json") == 1
+    (lane,) = json.loads(capsys.readouterr().out)["lanes"]
+    statuses = {delta["name"]: delta["status"] for delta in lane["features"][0]["deltas"]}
+    assert statuses["balance.gather"] == "failed"
+    assert statuses["balance.admission-gate"] == "applied"
+    assert run("verify", f"dir:{folder}") == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^  balance\.gather +failed ", out, re.MULTILINE)
+    assert "(3 not checked)" in out
+
+
+def test_a_broken_declaration_is_said_beside_the_lanes(
+    good: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    broken = Failure("BP002", "deltas/x.py cannot be imported", "mend the declaration")
+    monkeypatch.setattr(cli, "broken", lambda: (broken,))
+    assert run("verify", f"good={good}") == 2
+    out = capsys.readouterr().out
+    assert "good  vLLM 0.32.0" in out
+    assert f"deltas: {broken}" in out
+    assert "Wrong usage: deltas (1 of 2 lanes)." in out
+    assert run("verify", good, "--feature", "balance") == 0
+
+
+def test_help_says_what_the_exit_status_means(capsys: Capture) -> None:
+    assert run("verify", "--help") == 0
+    text = " ".join(re.sub("[│╭╰─╮╯]", " ", capsys.readouterr().out).split())
+    assert "python -m balance_patcher verify" in text
+    assert "Exit status: 0 all hold; 1 something cannot be placed" in text
+    assert text.count("several times") == 2
+    assert run("--version") == 0
+    assert capsys.readouterr().out == "balance_patcher 0.1.0\n"
 
 
 # -- a process of its own --------------------------------------------------------------------
@@ -568,23 +676,51 @@ def test_a_target_shows_itself_alone(good: str, capsys: Capture) -> None:
 def test_the_line_map_leads_back(good: str, release_dir: Releases, capsys: Capture) -> None:
     text = shown(capsys, SCHEDULE, "--lane", good)
     upstream = (release_dir("0.32.0") / "vllm/v1/core/sched/scheduler.py").read_text("utf-8").splitlines()
-    head, *rows = shown(capsys, SCHEDULE, "--lane", good, "--map").splitlines()
-    assert "scheduler.py" in head
-    lines = text.splitlines()
-    assert len(rows) == len(lines)
-    for row, line in zip(rows, lines, strict=True):
-        _, origin = row.split(maxsplit=1)
+    name, head, *rows = shown(capsys, SCHEDULE, "--lane", good, "--map").splitlines()
+    assert (name, "scheduler.py" in head) == (f"# {SCHEDULE}", True)
+    lines = iter(text.splitlines())
+    for row in rows:
+        ours, origin = row.split(maxsplit=1)
         if origin.startswith("+ "):
-            assert line.endswith(f"# bp: {origin[2:]}")
+            assert ours.isdigit()
+            assert next(lines).endswith(f"# bp: {origin[2:]}")
         else:
-            assert line == upstream[int(origin) - 1]
+            first, last = ends(origin)
+            assert ends(ours)[1] - ends(ours)[0] == last - first
+            for at in range(first, last + 1):
+                line = next(lines)
+                assert line == upstream[at - 1] or (at == first and "def schedule" in line)
+    assert list(lines) == []
+    assert len(rows) < 20
+
+
+DASH = "\N{EN DASH}"
+
+
+def ends(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(DASH)
+    return int(first), int(last or first)
+
+
+def test_a_target_that_is_called_through_has_no_line_map(good: str, capsys: Capture) -> None:
+    assert shown(capsys, HOOK, "--lane", good, "--map") == f"# {HOOK}\ncalled through; no line map\n"
+
+
+def test_several_texts_are_told_apart(good: str, capsys: Capture) -> None:
+    text = shown(capsys, "balance", "--lane", good)
+    assert text.startswith(f"# {SCHEDULE}\n    def schedule(")
+    assert f"\n\n# {HOOK}\ndef upstream(" in text
+    assert not shown(capsys, HOOK, "--lane", good).startswith("#")
 
 
 def test_a_lane_is_shown_by_its_declared_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: str, release: str, capsys: Capture
 ) -> None:
     monkeypatch.chdir(project(tmp_path, f'[tool.balance_patcher.lanes]\nrelease = "{release}"\nmain = "{good}"\n'))
-    assert "def schedule(self, throttle_prefills=False)" in shown(capsys, SCHEDULE)
+    assert run("show", SCHEDULE) == 0
+    told = capsys.readouterr()
+    assert "def schedule(self, throttle_prefills=False)" in told.out
+    assert told.err == f"lane release ({release}); --lane takes main too\n"
     assert "max_num_active_reqs" in shown(capsys, SCHEDULE, "--lane", "main")
 
 

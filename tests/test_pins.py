@@ -120,6 +120,32 @@ def test_a_pin_file_that_is_missing_or_no_text_is_refused(pins: Callable[[str, s
         assert caught.value.outcome is Outcome.UNKNOWN
 
 
+def refused(place: Path) -> str:
+    with pytest.raises(PatchError) as caught:
+        read_pins(place)
+    return str(caught.value)
+
+
+def test_a_folder_of_pins_that_is_none_is_told_from_one_without_them(
+    pins: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    folder = pins("v0.23.0", "x")
+    file = folder / "vllm-main-verified.commit"
+    said = refused(file)
+    assert f"give the folder, not the file: {folder}" in said
+    file.unlink()
+    said = refused(folder)
+    assert f"{file}: it is missing" in said
+    assert "Errno" not in said
+    assert said.count(str(file)) == 1
+    assert "is no folder" in refused(tmp_path / "nowhere")
+
+
+def test_the_folder_above_the_pins_leads_to_them(pins: Callable[[str, str], Path], tmp_path: Path) -> None:
+    pins("v0.23.0", "x").rename(tmp_path / ".github")
+    assert f"did you mean {tmp_path / '.github'}?" in refused(tmp_path)
+
+
 # -- through the command line ----------------------------------------------------------------
 
 
@@ -245,6 +271,22 @@ def test_the_stamp_of_an_installed_vllm_is_read_without_importing_it(
     assert prove_pin(lane, f"v{RELEASE}").status == "different"
 
 
+@pytest.mark.parametrize("short", ["5df63a", "a", "12"])
+def test_a_commit_of_too_few_digits_is_said_to_be_that(short: str, tmp_path: Path, upstream: Path) -> None:
+    for lane in (stamped(tmp_path, "g" + FULL[:9]), Lane("main", open_source(f"git:{upstream}@v{MAIN}"))):
+        pin = prove_pin(lane, short)
+        assert (pin.status, pin.detail) == ("unproven", "a commit needs at least 7 digits")
+
+
+def test_a_lane_is_named_once(tmp_path: Path) -> None:
+    lane = stamped(tmp_path, None)
+    for name, said in (("main", f"dir:{tmp_path}: "), (f"dir:{tmp_path}", "")):
+        lane.name = name
+        failure = pin_failure(lane, prove_pin(lane, FULL))
+        assert failure is not None
+        assert failure.what == f"{said}this source does not say which commit it is"
+
+
 # -- versions --------------------------------------------------------------------------------
 
 
@@ -328,9 +370,10 @@ def test_a_shallow_clone_without_the_tag_says_what_to_fetch(upstream: Path, tmp_
     git(tmp_path, "clone", "-q", "--depth", "1", "--no-tags", f"file://{upstream}", str(folder))
     lane = Lane("main", open_source(f"git:{folder}@HEAD"))
     pin = prove_pin(lane, f"v{MAIN}")
-    assert (pin.status, pin.detail) == (
-        "unproven",
-        f"v{MAIN} is not in {folder}: git -C {folder} fetch --depth 1 origin tag v{MAIN}",
-    )
+    assert (pin.status, pin.detail) == ("unproven", f"v{MAIN} is not in {folder}")
+    failure = pin_failure(lane, pin)
+    assert failure is not None
+    assert failure.next == f"git -C {folder} fetch --depth 1 origin tag v{MAIN}"
+    assert str(failure).count(f"git:{folder}") == 1
     head = git(folder, "rev-parse", "HEAD")
     assert prove_pin(lane, head).status == "proven"
