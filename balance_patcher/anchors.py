@@ -148,6 +148,8 @@ def _inside(
             result = pattern.match(parent, bound, anchor.allow)
             if not isinstance(result, Mismatch) and name == "body" and isinstance(parent, ast.stmt):
                 bound, levels[level.name], chain = result, parent, chain[at + 1 :]
+                if level.outermost and (not chain or chain[0][0] is not target.node):
+                    return f"is inside `{pattern}`, but not directly in the function"
                 break
             if level.direct:
                 found = f"`{head(parent)}`" if parent is not target.node else "the function itself"

@@ -37,11 +37,13 @@ class Level:
         name: What edits call it: ``InsertBefore(..., at="loop")``.
         pattern: A pattern; mostly a header, ``while $_``.
         direct: The next level (or the anchor) stands directly in its body, with nothing between.
+        outermost: It stands directly in the function, and what it holds in no ``else``.
     """
 
     name: str
     pattern: str
     direct: bool = True
+    outermost: bool = False
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,17 @@ class CalledOnce:
         target: The function that holds the loop.
         call: A pattern of the call.
         idle: A pattern of the statement whose ``continue`` may skip the call.
+        step: A pattern of the call that is made once before it; empty if there is none.
     """
 
     name: str
     target: str
     call: str
     idle: str
+    step: str = ""
 
     def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target, self.call, self.idle)
+        _check_invariant(self.name, self.target, self.call, self.idle, *filter(None, [self.step]))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from .registry import find_feature
 
 _LOCK = threading.RLock()
 _INSTALLED: dict[str, Installation] = {}
+# What Python itself puts on a class, or changes there, while it is used.
+_PYTHONS_OWN = frozenset({"__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__"})
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,17 @@ class Installation:
     Attributes:
         built: What was built.
         bindings: Every attribute that was changed, in order.
-        rebased: Every class whose bases were changed, with the bases that it had.
-        own: The attribute names of each runtime class as it was built.
+        rebased: Every class whose bases were changed, with the bases that it had and those that it got.
+        own: The attributes of each runtime class as it was built.
     """
 
     built: Built
     bindings: list[Binding] = field(default_factory=list)
-    rebased: list[tuple[type, tuple[type, ...]]] = field(default_factory=list)
-    own: dict[str, frozenset[str]] = field(default_factory=dict)
+    rebased: list[tuple[type, tuple[type, ...], tuple[type, ...]]] = field(default_factory=list)
+    own: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.own = {base: frozenset(vars(ours)) for base, ours in self.built.classes.items()}
+        self.own = {base: dict(vars(ours)) for base, ours in self.built.classes.items()}
 
     @property
     def feature(self) -> Feature:
@@ -97,10 +99,11 @@ def install(feature: Feature | str) -> Installation:
             problems = list(overwritten(installation))
             if problems:
                 raise PatchError(*problems)
+            _INSTALLED[feature.name] = installation
         except BaseException:
+            _INSTALLED.pop(feature.name, None)
             _roll_back(installation)
             raise
-        _INSTALLED[feature.name] = installation
         return installation
 
 
@@ -117,8 +120,8 @@ def uninstall(name: str) -> None:
         problems = [*overwritten(installation), *_kept_by_others(installation)]
         if problems:
             raise PatchError(*problems)
-        _roll_back(installation)
         del _INSTALLED[name]
+        _roll_back(installation)
 
 
 # -- steps -----------------------------------------------------------------------------------
@@ -149,9 +152,9 @@ def _like(before: object, function: Any) -> object:
 
 
 def _bind(installation: Installation, owner: Any, name: str, value: object) -> None:
-    before = vars(owner)[name]
+    # Noted before it is done: an interrupt between the two must not leave it behind.
+    installation.bindings.append(Binding(owner, name, vars(owner)[name], value))
     setattr(owner, name, value)
-    installation.bindings.append(Binding(owner, name, before, value))
 
 
 def _rebase(installation: Installation, upstream: type, ours: type) -> None:
@@ -163,14 +166,15 @@ def _rebase(installation: Installation, upstream: type, ours: type) -> None:
             continue
         before = {name: _resolved(subclass, name) for name in vars(ours)}
         bases = subclass.__bases__
+        after = tuple(ours if base is upstream else base for base in bases)
+        installation.rebased.append((subclass, bases, after))
         try:
-            subclass.__bases__ = tuple(ours if base is upstream else base for base in bases)
+            subclass.__bases__ = after
         except TypeError as error:
             raise refuse(
                 "BP605", f"{subclass.__module__}.{subclass.__qualname__} cannot derive from {ours.__name__}: {error}",
                 next="let that class derive from the plain scheduler without __slots__, or switch the feature off",
             ) from error  # fmt: skip
-        installation.rebased.append((subclass, bases))
         resolved.append((subclass, before))
     for subclass, before in resolved:
         for name, owner in before.items():
@@ -189,12 +193,21 @@ def _named(cls: type | None) -> str:
 
 
 def _roll_back(installation: Installation) -> None:
-    while installation.bindings:
-        binding = installation.bindings.pop()
-        setattr(binding.owner, binding.name, binding.before)
-    while installation.rebased:
-        subclass, bases = installation.rebased.pop()
-        subclass.__bases__ = bases
+    """Undo every step, the last first; one that fails does not keep the others from being undone."""
+    failed: list[BaseException] = []
+    for binding in reversed(installation.bindings):
+        try:
+            setattr(binding.owner, binding.name, binding.before)
+        except BaseException as error:  # noqa: BLE001 - raised below, when the rest is back
+            failed.append(error)
+    for subclass, bases, _ in reversed(installation.rebased):
+        try:
+            if subclass.__bases__ != bases:
+                subclass.__bases__ = bases
+        except BaseException as error:  # noqa: BLE001 - raised below, when the rest is back
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 # -- reading back ----------------------------------------------------------------------------
@@ -206,15 +219,17 @@ def overwritten(installation: Installation) -> Iterator[Failure]:
         now = vars(binding.owner).get(binding.name)
         if now is not binding.after:
             yield _changed(installation, binding.place, now)
+    for subclass, _, after in installation.rebased:
+        if subclass.__bases__ != after:
+            yield _changed(installation, f"the bases of {_named(subclass)}", subclass.__bases__[0])
     for base, ours in installation.built.classes.items():
         upstream = ours.__bases__[0] if ours.__bases__ else None
         loaded: list[type] = upstream.__subclasses__() if upstream else []
         for subclass in loaded:
             if subclass is not ours:
                 yield _changed(installation, f"{base}: subclass {_named(subclass)}", upstream)
-        for target, function in installation.built.functions.items():
-            owner, _, name = target.rpartition(".")
-            if owner == base and vars(ours).get(name) is not function:
+        for name, value in installation.own[base].items():
+            if name not in _PYTHONS_OWN and vars(ours).get(name) is not value:
                 yield _changed(installation, f"{_named(ours)}.{name}", vars(ours).get(name))
 
 
@@ -232,12 +247,19 @@ def _changed(installation: Installation, place: str, now: object) -> Failure:
 def _kept_by_others(installation: Installation) -> Iterator[Failure]:
     """Attributes that others put on our classes and that taking them away would lose (BP607)."""
     for base, ours in installation.built.classes.items():
-        strange = set(vars(ours)) - installation.own[base]
-        for name in sorted(strange):
+        for name in sorted(set(vars(ours)) - set(installation.own[base]) - _PYTHONS_OWN):
             yield Failure(
                 "BP607", f"{_named(ours)}.{name} was put there by somebody else",
                 next="take that patch out first; uninstalling now would lose it",
             )  # fmt: skip
+        rebased = {id(subclass) for subclass, _, _ in installation.rebased}
+        later: list[type] = ours.__subclasses__()
+        for subclass in later:
+            if id(subclass) not in rebased:
+                yield Failure(
+                    "BP607", f"{_named(subclass)} derives from {ours.__name__} since it was installed",
+                    next="leave the feature installed, or take that class away first",
+                )  # fmt: skip
 
 
 def stale(installation: Installation) -> list[str]:

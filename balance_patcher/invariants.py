@@ -16,7 +16,7 @@ from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
 from .feature import Agree, CalledOnce, Invariant, Ordered, Pure, Sets
 from .matching import render_bound, same
-from .paths import broken, called_once, conditional, swallows, target_of
+from .paths import broken, called_once, conditional, dominates, target_of
 from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
@@ -46,7 +46,9 @@ def check_invariants(plan: Plan, rewrites: dict[str, Rewrite] | None) -> list[Fi
 
 
 def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None) -> Finding:
-    if rewrites is None and isinstance(invariant, (Agree, Pure)):
+    placed = isinstance(invariant, (Agree, Pure))
+    placed |= isinstance(invariant, Ordered) and invariant.target in plan.feature.targets
+    if rewrites is None and placed:
         return Finding(invariant.name, "unknown", "the feature could not be placed")
     try:
         detail = _KINDS[type(invariant)](invariant, plan, rewrites or {})
@@ -62,7 +64,7 @@ def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None
 def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     target = target_of(plan, invariant.target)
     (first, node), (then, _node) = (_one(invariant, target, text) for text in (invariant.first, invariant.then))
-    if conditional(first, node) or not _dominates(target, first, then):
+    if conditional(first, node) or not dominates(target, first, then):
         raise broken(
             "BP204",
             invariant,
@@ -87,20 +89,6 @@ def _one(invariant: Invariant, target: Target, text: str) -> tuple[ast.stmt, ast
             "read upstream's function anew",
         )
     return matches[0].statements[0], matches[0].node
-
-
-def _dominates(target: Target, first: ast.stmt, then: ast.stmt) -> bool:
-    """Whether ``first`` stands before ``then`` or one of its ancestors, in a suite that is always run through."""
-    around = {id(then): then, **{id(node): node for node, _ in target.ancestors(then)}}
-    at: ast.stmt = first
-    while id(at) in target.places:
-        parent, name, suite, index = target.places[id(at)]
-        if any(id(later) in around for later in suite[index + 1 :]):
-            return True
-        if not isinstance(parent, (ast.With, ast.AsyncWith)) or name != "body" or swallows(parent):
-            return False
-        at = parent
-    return False
 
 
 def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import re
 import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,17 +24,25 @@ from .targets import Function, Target, definitions, short
 from .template import Template
 
 _PROBE = "__bp_probe"
+_WORD = re.compile(r"(?<![\w.$])[A-Za-z_]\w*")
 _DEFINITIONS = (*Function, ast.ClassDef)
 
 
 def check_names(plan: Plan) -> list[Failure]:
     """Every name or attribute that is taken (BP301) or missing (BP302, BP303), or ``super`` misused (BP304)."""
     failures: list[Failure] = []
+    carried: set[str] = set()
     for placement in plan.placements:
         if placement.target is None or placement.status != "applied":
             continue
         scope = _Scope(placement.target)
         chain = ClassChain(plan.lane, placement.target)
+        for name in sorted(_provided(plan, placement.target) - carried):
+            carried.add(name)
+            if chain.has(name):
+                failures.append(
+                    _taken(f"{name!r}, which the feature's class brings, is upstream's", scope, placement, name)
+                )
         for step in placement.steps:
             if step.text and step.template:
                 failures += _check(plan, placement, step, scope, chain)
@@ -163,6 +172,7 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
     tree = ast.parse(step.text)
     known = fresh | scope.local | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
     yield from _unknown(tree, known, target, placement, step.text)
+    yield from _shadowed(Template(step.template), scope.local | scope.module, scope, placement)
     provided = _provided(plan, target)
     yield from _attributes(tree, target, placement, chain, provided)
     if "super" in set(_loaded(tree)) and not isinstance(step.edit, CallThrough):
@@ -179,6 +189,23 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
             )
 
 
+def _shadowed(template: Template, names: set[str], scope: _Scope, placement: Placement) -> Iterator[Failure]:
+    """Builtins that the delta's own text uses and that upstream gives another meaning."""
+    used = {name for name in _WORD.findall(template.text) if not name.startswith("__")}
+    for name in sorted(used & set(dir(builtins)) & names):
+        yield _taken(
+            f"{name!r}, which delta {placement.delta.name!r} uses, is not the builtin here", scope, placement, name
+        )
+
+
+def _taken(what: str, scope: _Scope, placement: Placement, name: str) -> Failure:
+    line = scope.line_of(name)
+    next_step = f"change {placement.delta.declared}"
+    return _failure(
+        "BP301", what, scope.target, placement, line, next_step, ("nearest", _line(scope.target.text, line))
+    )
+
+
 def _bound_in_feature(plan: Plan, target: Target) -> set[str]:
     """Names that other edits of the plan put into the same function, parameters among them."""
     steps = plan.steps.get(target.name, [])
@@ -191,6 +218,9 @@ def _check_export(
 ) -> Iterator[Failure]:
     tree = ast.parse(text, mode="eval")
     known = {"self"} | scope.module | set(dir(builtins))
+    if chain.has(name):
+        yield _taken(f"{name!r}, which the feature's class brings", scope, placement, name)
+    yield from _shadowed(Template(text), scope.local | scope.module, scope, placement)
     label = f"export {name!r}: {text}"
     yield from _unknown(tree, known, scope.target, placement, label)
     yield from _attributes(tree, scope.target, placement, chain, _provided(plan, scope.target))

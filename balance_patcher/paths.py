@@ -10,6 +10,8 @@ import ast
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
+from .anchors import find_anchor
+from .delta import Anchor
 from .errors import Failure, PatchError
 from .feature import CalledOnce, Invariant
 from .matching import Mismatch
@@ -17,8 +19,9 @@ from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
-from .targets import Target, find_target, short
+from .targets import Target, definitions, find_target, own_nodes, short
 
+_OTHER_WAYS = (ast.While, ast.For, ast.AsyncFor, ast.Return, ast.Yield, ast.YieldFrom)
 _MORE = 2  # stands for every number of calls over one
 
 
@@ -52,6 +55,12 @@ def called_once(invariant: CalledOnce, plan: Plan, _: dict[str, Rewrite]) -> str
             node,
             "read upstream's loop anew; the hook rests on its shape",
         )
+    inside = set(map(id, ast.walk(loops[0])))
+    for other in own_nodes(target.node):
+        if id(other) not in inside and isinstance(other, _OTHER_WAYS):
+            what = f"`{head(other)}` stands beside the loop of {target.qualname}"
+            raise broken("BP203", invariant, target, what, other, "find out whether turns can run without the hook")
+    _not_overridden(invariant, target)
     paths = _Paths(invariant, target)
     header = loops[0].test if isinstance(loops[0], ast.While) else loops[0].iter
     for part, word in ((header, "header"), (ast.Module(loops[0].orelse, []), "else")):
@@ -91,8 +100,47 @@ def called_once(invariant: CalledOnce, plan: Plan, _: dict[str, Rewrite]) -> str
             "a rank that skips it leaves the others waiting: do not use this version before it is understood",
         )
     _called_nowhere_else(invariant, target, paths)
+    if invariant.step:
+        _steps_before(invariant, target, paths.calls[0])
     lines = ", ".join(str(node.lineno) for node in paths.calls)  # type: ignore[attr-defined]
     return f"called once on every path, {short(target.text.display)}:{lines}"
+
+
+def dominates(target: Target, first: ast.stmt, then: ast.stmt) -> bool:
+    """Whether ``first`` stands before ``then`` or one of its ancestors, in a suite that is always run through."""
+    around = {id(then): then, **{id(node): node for node, _ in target.ancestors(then)}}
+    at: ast.stmt = first
+    while id(at) in target.places:
+        parent, name, suite, index = target.places[id(at)]
+        if any(id(later) in around for later in suite[index + 1 :]):
+            return True
+        if not isinstance(parent, (ast.With, ast.AsyncWith)) or name != "body" or swallows(parent):
+            return False
+        at = parent
+    return False
+
+
+def _not_overridden(invariant: CalledOnce, target: Target) -> None:
+    """A subclass in the module that has a loop or a hook of its own would run that instead."""
+    hook = getattr(getattr(compile_pattern(invariant.call).nodes[0], "func", None), "attr", "")
+    owner = target.owner.name if target.owner else ""
+    for node in target.text.tree.body:
+        if isinstance(node, ast.ClassDef) and owner in {base.id for base in node.bases if isinstance(base, ast.Name)}:
+            for own in definitions(node):
+                if getattr(own, "name", "") in (hook, target.node.name):
+                    what = f"{node.name} derives from {owner} and has its own {own.name}"  # type: ignore[attr-defined]
+                    raise broken("BP203", invariant, target, what, own, "read that class; the delta must reach it too")
+
+
+def _steps_before(invariant: CalledOnce, target: Target, call: ast.AST) -> None:
+    """What must be done once a turn, before the hook, is."""
+    found, _ = find_anchor(target, Anchor(invariant.step))
+    around = [suite[at] for _, _, suite, at in target.places.values() if call in ast.walk(suite[at])]
+    holder = min(around, key=lambda statement: sum(1 for _ in ast.walk(statement)))
+    if len(found) != 1 or not dominates(target, found[0].statements[0], holder):
+        what = f"`{compile_pattern(invariant.step)}` is not called once before the hook"
+        node = found[0].node if found else call
+        raise broken("BP204", invariant, target, what, node, "read upstream's loop anew; what is gathered may be stale")
 
 
 def _likeness(text: str, node: ast.AST) -> float:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
+from .decided import record
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .install import Installation, install
+from .install import Installation, install, installed, uninstall
 from .registry import broken, features
 
 ENGINE_MODULE = "vllm.v1.engine.core"
@@ -198,6 +199,8 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
         _logger.error("%s", failure)
     with _LOCK:
         made = tuple(_decide(feature, engine, vllm_config) for feature in features())
+        for decision in made:
+            record(vllm_config, decision.feature, active=decision.active)
         _DECISIONS.append(made)
     for decision in made:
         for line in decision.reason.splitlines():
@@ -227,11 +230,14 @@ def _decide(feature: Feature, engine: Any, vllm_config: Any) -> Decision:
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}")
+    before = installed(feature.name)
     try:
         installation = install(feature)
-        _effective(installation, vllm_config)
-    except PatchError as error:
-        return _off(feature, error.failures)
+        _effective(installation, engine, vllm_config)
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch either
+        if before is None:
+            uninstall(feature.name)
+        return _off(feature, _failures(error))
     return Decision(feature.name, active=True, reason=_on(installation, engine, vllm_config, source))
 
 
@@ -240,8 +246,24 @@ def _off(feature: Feature, failures: tuple[Failure, ...]) -> Decision:
     return Decision(feature.name, False, f"{feature.name}: OFF because it cannot run\n{told}", failures)
 
 
-def _effective(installation: Installation, vllm_config: Any) -> None:
-    """Refuse a scheduler class whose ``schedule`` is not ours (BP702), read from ``__mro__``."""
+def _failures(error: Exception) -> tuple[Failure, ...]:
+    if isinstance(error, PatchError):
+        return error.failures
+    return (Failure("BP599", f"{type(error).__name__}: {error}", "report this with the log"),)
+
+
+def _effective(installation: Installation, engine: Any, vllm_config: Any) -> None:
+    """Refuse a scheduler class or an engine that would not run what was bound (BP702), read from ``__mro__``."""
+    for binding in installation.bindings:
+        owner = binding.owner
+        if isinstance(owner, type) and owner in type(engine).__mro__:
+            holder = next(cls for cls in type(engine).__mro__ if binding.name in vars(cls))
+            if vars(holder)[binding.name] is not binding.after:
+                raise refuse(
+                    "BP702",
+                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(holder)}, not ours",
+                    next="let that class call its base's method, or switch the feature off",
+                )
     for base, ours in installation.built.classes.items():
         chosen = vllm_config.scheduler_config.get_scheduler_cls()
         for target in installation.built.functions:

@@ -11,6 +11,7 @@ import ast
 import difflib
 import importlib.util
 import io
+import os
 import re
 import symtable
 import tokenize
@@ -68,6 +69,8 @@ class DirSource:
         file = self.root / path
         try:
             if not file.is_file():
+                if os.path.lexists(file):
+                    raise refuse("BP514", f"{file} is no file", next="check what stands there")
                 return None
             size = file.stat().st_size
             if size > SIZE_LIMIT:

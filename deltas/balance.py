@@ -10,10 +10,10 @@ the count that upstream's own admission stop looks at; ``balance_queue`` holds o
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from typing import Any
 
+from balance_patcher.decided import decided
 from balance_patcher.delta import (
     AddParameter,
     Anchor,
@@ -44,9 +44,9 @@ SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 SCHEDULE = f"{SCHEDULER}.schedule"
 ENGINE = "vllm.v1.engine.core"
 
-# The loop that admits waiting requests. It stands directly in an `if`, so what is set before the
-# loop is set whenever the loop runs.
-WAITING_LOOP = (Level("waiting", "if $_"), Level("loop", "while $_"))
+# The loop that admits waiting requests. It stands directly in an `if` of the function itself, so what is
+# set before the loop is set whenever the loop runs, and a `break` in it ends admission.
+WAITING_LOOP = (Level("waiting", "if $_", outermost=True), Level("loop", "while $_"))
 
 
 # -- schedule() ------------------------------------------------------------------------------
@@ -189,7 +189,17 @@ GATHER = Delta(
     upstream="vllm/v1/engine/core.py, the busy loop's own synchronisation of the ranks",
     remove_when="balance scheduling is an option of vLLM itself",
     variants=(
-        Variant("after the synchronisation", edits=(CallThrough("self.scheduler.balance_gather(self.dp_group)"),)),
+        Variant(
+            "after the synchronisation",
+            edits=(
+                CallThrough(
+                    """
+                    if getattr(self.scheduler, "_balance_enabled", False):
+                        self.scheduler.balance_gather(self.dp_group)
+                    """
+                ),
+            ),
+        ),
     ),
 )
 
@@ -209,9 +219,11 @@ def balance_asked_by(vllm_config: Any) -> str | None:
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
-    if importlib.util.find_spec("vllm_ascend") is not None:
+    try:
         from vllm_ascend.ascend_config import init_ascend_config
-
+    except ImportError:  # not installed, or not usable on this platform
+        init_ascend_config = None
+    if init_ascend_config is not None:
         config = init_ascend_config(vllm_config)
         for place in (getattr(config, "scheduler_config", None), config):
             if hasattr(place, KEY):
@@ -279,7 +291,9 @@ def balance_scheduler(upstream: type) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             # Upstream keeps its configuration; its parameters are not read, because others wrap `__init__`.
-            self._balance_enabled = balance_asked_by(self.vllm_config) is not None
+            decision = decided(self.vllm_config, "balance")
+            asked = balance_asked_by(self.vllm_config) is not None
+            self._balance_enabled = asked if decision is None else decision
             if self._balance_enabled:
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
 
@@ -325,7 +339,7 @@ FEATURE = Feature(
         "BalanceScheduler",
         base=SCHEDULER,
         make=balance_scheduler,
-        provides=frozenset({"_balance_enabled", "balance_queue"}),
+        provides=frozenset({"_balance_enabled", "balance_queue", "balance_gather", "_balance_reset"}),
     ),
     invariants=(
         CalledOnce(
@@ -333,6 +347,13 @@ FEATURE = Feature(
             target=f"{ENGINE}:DPEngineCoreProc.run_busy_loop",
             call="self._has_global_unfinished_reqs($$$_)",
             idle="if not $_ and not self.engines_running: continue",
+            step="self._process_engine_step($$$_)",
+        ),
+        Ordered(
+            "the stop comes before the one admission",
+            target=SCHEDULE,
+            first="if $COUNT <$OP> self.$CAP: break",
+            then="self.running.append($_)",
         ),
         Ordered(
             "the data-parallel group is set up before the scheduler",
@@ -519,7 +540,8 @@ def upstream(balance_patcher_upstream):
     class DPEngineCoreProc:
         def _has_global_unfinished_reqs(self, local, every=None):
             balance_result = balance_patcher_upstream(self, local, every)
-            self.scheduler.balance_gather(self.dp_group)
+            if getattr(self.scheduler, "_balance_enabled", False):
+                self.scheduler.balance_gather(self.dp_group)
             return balance_result
     return DPEngineCoreProc
 """,

@@ -65,7 +65,7 @@ class Live:
     def feature(self, *deltas, runtime=None, invariants=()):
         return Feature("made", "made for a test", deltas, runtime, invariants)
 
-    def runtime(self, make, base="Engine", provides=("enabled",)):
+    def runtime(self, make, base="Engine", provides=()):
         return RuntimeClass("Ours", f"{self.name}:{base}", make, frozenset(provides))
 
     def build(self, *deltas, **keywords) -> Built:

@@ -344,8 +344,8 @@ def test_a_terminal_of_80_columns_is_enough() -> None:
     )
     lines = on_a_terminal(Report([lane("pypi:vllm==0.32.0", made)]), 80)
     assert max(map(len, lines)) <= 80
-    assert "  balance.empty-queue-guard  applied  scheduler.py:1234" in lines
-    assert "      after the synchronisation; matches 2; VALUE len(self.running) +" in lines
+    assert "  balance.empty-queue-guard  applied  scheduler.py:1234  2" in lines
+    assert "      after the synchronisation; VALUE len(self.running) +" in lines
     assert as_text(Report([lane("x", made)])).count(long) == 1  # elsewhere a line is as long as it is
 
 
@@ -359,8 +359,8 @@ def test_a_lane_has_its_heading_and_a_table_only_with_rows() -> None:
     lines = as_text(Report([GOOD, DARK])).splitlines()
     assert lines[:4] == [
         "good  vLLM 0.32.0  dir:/good",
-        "  delta   status   variant  where",
-        "  f.gate  applied  a | b    core.py:3",
+        "  delta   status   variant  where      matches",
+        "  f.gate  applied  a | b    core.py:3  1",
         "      OP ==",
     ]
     assert "dark  vLLM 0.32.0  dir:/dark  unknown" in lines
