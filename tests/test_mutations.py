@@ -485,6 +485,84 @@ def test_a_mutation_is_refused_by_its_own_id(
     assert all(feature.status == "failed" for feature in report.features)
 
 
+# -- ways around the gate and the hook -------------------------------------------------------
+
+
+def admission(text: Text) -> ast.stmt:
+    (found,) = [
+        node
+        for node in ast.walk(text.schedule)
+        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("self.running.append(")
+    ]
+    return found
+
+
+def stop_behind_admission(text: Text) -> str:
+    stop = textwrap.dedent(text.of(text.stop))
+    without = Text(text.put(text.stop, "pass"))
+    return without.after(admission(without), stop)
+
+
+def admits_in_else(text: Text) -> str:
+    return text.after(text.loop, "else:\n    self.running.append(self.waiting.pop_request())")
+
+
+def loop_of(text: Text) -> ast.stmt:
+    (loop,) = [s for s in text.function("DPEngineCoreProc", "run_busy_loop").body if isinstance(s, ast.While)]
+    return loop
+
+
+def step_of(text: Text) -> ast.stmt:
+    return next(s for s in loop_of(text).body if "self._process_engine_step()" in ast.unparse(s))  # type: ignore[attr-defined]
+
+
+def subclass_with_a_hook(text: Text) -> str:
+    return text.text + f"\n\nclass Own(DPEngineCoreProc):\n    def {HOOK}(self, local):\n        return local\n"
+
+
+AROUND: tuple[tuple[str, Path, Edit, str], ...] = (
+    # From 0.31 the empty-queue guard wants the stop where it was, and says so first.
+    ("the stop behind the admission", SCHEDULER, stop_behind_admission, "BP204 BP101"),
+    ("a second admission", SCHEDULER, admits_in_else, "BP204"),
+    ("another loop first", CORE, lambda t: t.before(loop_of(t), "if self.fast:\n    return self._fast()"), "BP203"),
+    ("two steps a turn", CORE, lambda t: t.after(step_of(t), "self._process_engine_step()"), "BP204"),
+    ("a subclass with a hook of its own", CORE, subclass_with_a_hook, "BP203"),
+    ("another max", SCHEDULER, lambda t: t.before(t.loop, "max = min"), "BP301"),
+    ("another len", SCHEDULER, lambda t: t.text + "\nlen = id\n", "BP301"),
+    ("upstream has the queue", SCHEDULER, lambda t: t.before(t.loop, "self.balance_queue = []"), "BP301"),
+    (
+        "upstream has the count",
+        SCHEDULER,
+        lambda t: t.after(t.schedule, "\ndef _balance_count(self):\n    return 0"),
+        "BP301",
+    ),
+)
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.32.0"])
+@pytest.mark.parametrize(("name", "file", "edit", "code"), AROUND, ids=[row[0] for row in AROUND])
+def test_a_way_around_the_gate_or_the_hook_is_not_green(
+    name: str, file: Path, edit: Edit, code: str, version: str, release_copy: Callable[[str], Path]
+) -> None:
+    folder = release_copy(version)
+    mutated(folder, file, edit)
+    report = checked(folder)
+    assert report.outcome is Outcome.BROKEN
+    assert {failure.code for failure in report.all_failures} & set(code.split()), name
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("/nowhere")], ids=["folder", "dangling"])
+def test_what_is_no_file_could_not_be_checked(
+    make: Callable[[Path], None], release_copy: Callable[[str], Path]
+) -> None:
+    folder = release_copy("0.32.0")
+    (folder / SCHEDULER).unlink()
+    make(folder / SCHEDULER)
+    report = checked(folder)
+    assert report.outcome is Outcome.UNKNOWN
+    assert [failure.code for failure in report.all_failures] == ["BP514"]
+
+
 # -- what does not matter --------------------------------------------------------------------
 
 

@@ -326,6 +326,7 @@ class Scheduler:
     """Stands in for the scheduler of an engine core."""
 
     gathered: list = dataclasses.field(default_factory=list)
+    _balance_enabled: bool = True
 
     def balance_gather(self, group):
         self.gathered.append(group)
@@ -408,6 +409,14 @@ def test_the_hook_does_exactly_what_upstreams_does_to_the_engine(built, sync):
         left = [{k: v for k, v in vars(e).items() if k not in ("scheduler", "dp_group")} for e in (ours, theirs)]
         assert left[0] == left[1]
         assert (len(ours.scheduler.gathered), len(theirs.scheduler.gathered)) == (1, 0)
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler(_balance_enabled=False), object()], ids=["off", "somebody else's"])
+def test_the_hook_gathers_nothing_in_an_engine_that_is_off(built, scheduler):
+    engine = Engine(0)
+    engine.scheduler = scheduler
+    assert built.functions[HOOK](engine, True) is True
+    assert getattr(scheduler, "gathered", []) == []
 
 
 def test_the_hook_has_upstreams_signature(built):
