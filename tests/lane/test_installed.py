@@ -384,7 +384,7 @@ def test_the_hook_gathers_once_on_the_path_without_a_synchronisation(built, sync
 
 
 def test_the_hook_takes_the_group_from_the_engine_each_time(built, sync):
-    engine = Engine(0)
+    engine = Engine(1)  # no synchronisation in this step, on any lane
     groups = []
     for _ in range(3):
         engine.dp_group = object()
@@ -413,7 +413,7 @@ def test_the_hook_does_exactly_what_upstreams_does_to_the_engine(built, sync):
 
 @pytest.mark.parametrize("scheduler", [Scheduler(_balance_enabled=False), object()], ids=["off", "somebody else's"])
 def test_the_hook_gathers_nothing_in_an_engine_that_is_off(built, scheduler):
-    engine = Engine(0)
+    engine = Engine(1)  # no synchronisation in this step, on any lane
     engine.scheduler = scheduler
     assert built.functions[HOOK](engine, True) is True
     assert getattr(scheduler, "gathered", []) == []
