@@ -84,13 +84,20 @@ def armed() -> bool:
 
 
 def disarm() -> None:
-    """Take the call-through and the finder out again; the identical ``__init__`` is put back."""
+    """Take the call-through and the finder out again; the identical ``__init__`` is put back.
+
+    Raises:
+        PatchError: BP606, if somebody has wrapped it since; taking ours out would lose theirs.
+    """
     with _LOCK:
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _EngineFinder)]
         module = sys.modules.get(ENGINE_MODULE)
         owner = getattr(module, ENGINE_CLASS, None)
         upstream = _guarded(owner) if owner is not None else None
         if owner is not None and upstream is not None:
+            if getattr(vars(owner)["__init__"], "__code__", None) is not _CALL_THROUGH:
+                what = f"{ENGINE_MODULE}:{ENGINE_CLASS}.__init__ was wrapped since"
+                raise refuse("BP606", what, next="take that wrapper out first; disarming now would lose it")
             owner.__init__ = upstream
 
 

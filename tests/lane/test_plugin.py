@@ -66,6 +66,21 @@ def test_arming_twice_calls_through_once():
     assert not plugin.armed()
 
 
+def test_a_wrapper_around_ours_is_not_thrown_away():
+    plugin.arm()
+    ours = engine_class().__init__
+
+    def theirs(self, *args):
+        ours(self, *args)
+
+    engine_class().__init__ = theirs
+    assert plugin.armed()
+    with pytest.raises(PatchError, match="BP606"):
+        plugin.disarm()
+    assert engine_class().__init__ is theirs
+    engine_class().__init__ = ours
+
+
 def test_the_decision_is_made_before_upstreams_constructor():
     order = []
     with pytest.MonkeyPatch.context() as patch:
