@@ -74,7 +74,7 @@ def members(session: int) -> list[int]:
 def drive(folder: Path, settings: dict, environment: dict, bound: int = 400) -> Run:
     """Run ``waves.py`` in a session of its own, and end whatever it leaves behind."""
     environment = {
-        **os.environ, "ENGINE_PROBE": str(folder), "VLLM_LOGGING_LEVEL": "INFO",
+        **os.environ, "ENGINE_PROBE": str(folder), "VLLM_LOGGING_LEVEL": "INFO", "BALANCE_PATCHER": "auto",
         "ENGINE_ASYNC": str(int(settings.get("asynchronous", False))),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE / "site", plugin_site(folder)))),
         "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), **environment,

@@ -15,6 +15,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# A checkout that is installed for development has its plugin entry points on this path too.
+os.environ["BALANCE_PATCHER"] = "off"
 # What vLLM found out about a model is kept by the model's name; lanes that share it undo each other's.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(sys.prefix) / ".vllm-cache"))
 

@@ -41,6 +41,7 @@ def clean(monkeypatch):
     import vllm.plugins
 
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
+    monkeypatch.setenv("BALANCE_PATCHER", "auto")
     original, finders = engine_class().__init__, list(sys.meta_path)
     yield
     plugin.disarm()
