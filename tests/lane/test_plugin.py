@@ -40,6 +40,7 @@ class Loop(SimpleNamespace):
 def clean(monkeypatch):
     import vllm.plugins
 
+    engine_class()  # imported while nothing arms itself
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
     original, finders = engine_class().__init__, list(sys.meta_path)
@@ -95,6 +96,7 @@ def test_the_decision_is_made_before_upstreams_constructor():
 
 def test_arming_before_the_engine_core_is_imported_guards_it_on_import(monkeypatch):
     module = sys.modules[plugin.ENGINE_MODULE]
+    monkeypatch.setattr(sys.modules[plugin.ENGINE_MODULE.rpartition(".")[0]], "core", module)  # put back afterwards
     monkeypatch.delitem(sys.modules, plugin.ENGINE_MODULE)
     plugin.arm()
     assert plugin.armed()
