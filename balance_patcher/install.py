@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,17 +88,13 @@ def install(feature: Feature | str) -> Installation:
         feature = find_feature(feature) if isinstance(feature, str) else feature
         done = _INSTALLED.get(feature.name)
         if done is not None:
-            problems = list(overwritten(done))
-            if problems:
-                raise PatchError(*problems)
+            _refuse_any(overwritten(done))
             return done
         installation = Installation(build(feature))
         try:
             for step in _steps(installation):
                 step()
-            problems = list(overwritten(installation))
-            if problems:
-                raise PatchError(*problems)
+            _refuse_any(overwritten(installation))
             _INSTALLED[feature.name] = installation
         except BaseException:
             _INSTALLED.pop(feature.name, None)
@@ -111,17 +107,21 @@ def uninstall(name: str) -> None:
     """Put everything back that :func:`install` changed: the identical objects and bases.
 
     Raises:
-        PatchError: BP603, if somebody has changed it since; then nothing is put back.
+        PatchError: BP606 and BP607, if somebody has changed it since; then nothing is put back.
     """
     with _LOCK:
         installation = _INSTALLED.get(name)
         if installation is None:
             return
-        problems = [*overwritten(installation), *_kept_by_others(installation)]
-        if problems:
-            raise PatchError(*problems)
+        _refuse_any([*overwritten(installation), *_kept_by_others(installation)])
         del _INSTALLED[name]
         _roll_back(installation)
+
+
+def _refuse_any(problems: Iterable[Failure]) -> None:
+    found = tuple(problems)
+    if found:
+        raise PatchError(*found)
 
 
 # -- steps -----------------------------------------------------------------------------------

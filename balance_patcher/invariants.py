@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .anchors import find_anchor
+from .anchors import Match, find_anchor
 from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
 from .feature import Agree, CalledOnce, Invariant, Ordered, Pure, Sets
@@ -63,8 +63,12 @@ def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None
 
 def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     target = target_of(plan, invariant.target)
-    (first, node), (then, _node) = (_one(invariant, target, text) for text in (invariant.first, invariant.then))
-    if conditional(first, node) or not dominates(target, first, then):
+    steps = [
+        _the_one(invariant, target, text, "BP204", "was found {} times, not once", "read upstream's function anew")
+        for text in (invariant.first, invariant.then)
+    ]
+    first, then = (match.statements[0] for match in steps)
+    if conditional(first, steps[0].node) or not dominates(target, first, then):
         raise broken(
             "BP204",
             invariant,
@@ -76,19 +80,14 @@ def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     return f"{short(target.text.display)}:{first.lineno} before {then.lineno}"
 
 
-def _one(invariant: Invariant, target: Target, text: str) -> tuple[ast.stmt, ast.AST]:
+def _the_one(invariant: Invariant, target: Target, text: str, code: str, count: str, next_step: str) -> Match:
+    """The only match of a pattern in a target; ``count`` says with ``{}`` how many there are otherwise."""
     matches, misses = find_anchor(target, Anchor(text))
     if len(matches) != 1:
         near = max(misses, key=lambda miss: miss.score, default=None)
-        raise broken(
-            "BP204",
-            invariant,
-            target,
-            f"`{compile_pattern(text)}` was found {len(matches)} times, not once",
-            near.node if near else target.node,
-            "read upstream's function anew",
-        )
-    return matches[0].statements[0], matches[0].node
+        what = f"`{compile_pattern(text)}` {count.format(len(matches))}"
+        raise broken(code, invariant, target, what, near.node if near else target.node, next_step)
+    return matches[0]
 
 
 def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:
@@ -118,20 +117,11 @@ def _agree(invariant: Agree, plan: Plan, rewrites: dict[str, Rewrite]) -> str:
     target = result.targets.get(invariant.target) if result else None
     if target is None:
         target = target_of(plan, invariant.target)
-    bound = []
-    for text in (invariant.one, invariant.other):
-        matches, misses = find_anchor(target, Anchor(text))
-        if len(matches) != 1:
-            near = max(misses, key=lambda miss: miss.score, default=None)
-            raise broken(
-                "BP205",
-                invariant,
-                target,
-                f"`{compile_pattern(text)}` stands {len(matches)} times in what would run",
-                near.node if near else target.node,
-                "place the feature's deltas first; then read this again",
-            )
-        bound.append(matches[0])
+    next_step = "place the feature's deltas first; then read this again"
+    bound = [
+        _the_one(invariant, target, text, "BP205", "stands {} times in what would run", next_step)
+        for text in (invariant.one, invariant.other)
+    ]
     one, other = bound
     for hole in invariant.holes:
         if not same(one.bound[hole], other.bound[hole]):

@@ -37,12 +37,13 @@ def check_names(plan: Plan) -> list[Failure]:
             continue
         scope = _Scope(placement.target)
         chain = ClassChain(plan.lane, placement.target)
-        for name in sorted(_provided(plan, placement.target) - carried):
-            carried.add(name)
-            if chain.has(name):
-                failures.append(
-                    _taken(f"{name!r}, which the feature's class brings, is upstream's", scope, placement, name)
-                )
+        brought = (_provided(plan, placement.target) | set(placement.exports)) - carried
+        carried |= brought
+        failures += [
+            _taken(f"{name!r}, which the feature's class brings, is upstream's", scope, placement, name)
+            for name in sorted(brought)
+            if chain.has(name)
+        ]
         for step in placement.steps:
             if step.text and step.template:
                 failures += _check(plan, placement, step, scope, chain)
@@ -218,8 +219,6 @@ def _check_export(
 ) -> Iterator[Failure]:
     tree = ast.parse(text, mode="eval")
     known = {"self"} | scope.module | set(dir(builtins))
-    if chain.has(name):
-        yield _taken(f"{name!r}, which the feature's class brings", scope, placement, name)
     yield from _shadowed(Template(text), scope.local | scope.module, scope, placement)
     label = f"export {name!r}: {text}"
     yield from _unknown(tree, known, scope.target, placement, label)
