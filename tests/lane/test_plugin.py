@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import plugin
+from balance_patcher import decision, plugin
 from balance_patcher.errors import PatchError
 from balance_patcher.install import installed, uninstall
 
@@ -52,8 +52,8 @@ def clean(monkeypatch):
 
 
 def decide(additional, **more):
-    (decision,) = plugin.decide(Loop(), config(additional, **more))
-    return decision
+    (made,) = decision.decide(Loop(), config(additional, **more))
+    return made
 
 
 def test_arming_twice_calls_through_once():
@@ -171,7 +171,7 @@ def test_profiling_chunks_are_refused_naming_both_keys():
 
 def test_several_ranks_without_the_busy_loop_are_refused():
     with pytest.raises(PatchError, match="busy loop"):
-        plugin.decide(SimpleNamespace(), config(ON))
+        decision.decide(SimpleNamespace(), config(ON))
 
 
 def test_one_rank_has_nothing_to_gather():
@@ -189,7 +189,7 @@ def test_a_scheduler_class_with_a_schedule_of_its_own_is_refused_with_class_and_
     wanted = config(ON)
     wanted.scheduler_config.scheduler_cls = Other
     with pytest.raises(PatchError, match="BP702") as caught:
-        plugin.decide(Loop(), wanted)
+        decision.decide(Loop(), wanted)
     assert "Other" in str(caught.value)
     assert __file__ in str(caught.value)
 
@@ -202,7 +202,7 @@ def test_on_failure_off_serves_without(monkeypatch):
 
 
 def test_every_engine_of_a_process_has_a_decision():
-    before = len(plugin.decisions())
+    before = len(decision.decisions())
     decide(ON)
     decide(None)
-    assert [made[0].active for made in plugin.decisions()[before:]] == [True, False]
+    assert [made[0].active for made in decision.decisions()[before:]] == [True, False]
