@@ -3,7 +3,7 @@
 The whole spliced module is compiled and the one code object is taken out of it, so that
 mangling, ``__future__``, ``__class__`` and nested functions come out as upstream's own. Defaults,
 keyword defaults, annotations and ``__dict__`` stay the same objects. Nothing of vLLM is changed
-here: the result waits for :mod:`balance_patcher.install` to bind it.
+here: the result waits for :mod:`balance_patcher.installation` to bind it.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _gone(name: str, part: str, owner: Any) -> PatchError:
 def _runtime_class(runtime: RuntimeClass, plan: Plan) -> type:
     base = _live(runtime.base)
     made = runtime.make(base)
-    if not made.__bases__ or made.__bases__[0] is not base:
+    if not runtime.composed and (not made.__bases__ or made.__bases__[0] is not base):
         raise refuse(
             "BP002", f"{runtime.name}: its first base is not {runtime.base}",
             next="let `make` derive from what it is given",

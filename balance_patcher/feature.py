@@ -23,12 +23,14 @@ class RuntimeClass:
         base: ``module:Class`` of upstream; rewritten methods of that class go on ours.
         make: Called with upstream's live class; returns the new class, whose first base it is.
         provides: The instance attributes that it brings, for the check of attribute names.
+        composed: It joins the classes of several features; each of them extends upstream's.
     """
 
     name: str
     base: str
     make: Callable[[type], type]
     provides: frozenset[str] = frozenset()
+    composed: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Feature:
         invariants: What must hold upstream besides the anchors.
         call_shapes: How the rewritten targets must be callable.
         enabling: When it runs in an engine; without one it is installed by hand only.
+        parts: The features that it is composed of; empty for a declared one.
     """
 
     name: str
@@ -152,12 +155,13 @@ class Feature:
     invariants: tuple[Invariant, ...] = ()
     call_shapes: tuple[CallShape, ...] = ()
     enabling: Enabling | None = None
+    parts: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)
         names = [delta.name for delta in self.deltas]
         strange = [name for name in names if not name.startswith(f"{self.name}.")]
-        if strange:
+        if strange and not self.parts:
             raise bad(f"delta {strange[0]!r} of feature {self.name!r} is not called `{self.name}.WHAT`")
         if not names or len(set(names)) < len(names):
             raise bad(f"feature {self.name!r} needs deltas with names of their own")

@@ -19,7 +19,7 @@ from .render import head
 from .targets import Target, docstring_length
 
 MARK = "  # bp: "
-MARKED = re.compile(r".*  # bp: (?P<delta>[\w.-]+)$")
+MARKED = re.compile(r".*  # bp: (?P<delta>[\w.+-]+)$")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,203 @@
+"""Several features as one: the same text in every order, one early return, and refusals by name."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from balance_patcher.build import compile_plan
+from balance_patcher.compose import compose, overlapping
+from balance_patcher.delta import Anchor, CallThrough, Delta, InsertAfter, Prologue, Variant
+from balance_patcher.errors import PatchError
+from balance_patcher.feature import Feature, RuntimeClass
+from balance_patcher.invariants import check_invariants
+from balance_patcher.plan import make_plan
+from balance_patcher.registry import find_feature
+from balance_patcher.rewrite import take_out
+from balance_patcher.source import DirSource, Lane
+from tests.conftest import RELEASES
+
+TARGET = "pkg.engine:Engine.step"
+ENGINE = """
+class Engine:
+    def __init__(self):
+        self.one = self.two = self.three = False
+        self.done = None
+
+    def first(self): ...
+    def second(self): ...
+    def third(self): ...
+
+    def step(self):
+        self.first()
+        self.second()
+        return self.third()
+"""
+
+
+def early(flag: str) -> Prologue:
+    return Prologue(f"if not self.{flag}:\n    return super().step($$$PARAMETERS)")
+
+
+def delta(name: str, *edits, anchor: str | None = None, target: str = TARGET, after: tuple[str, ...] = ()) -> Delta:
+    variant = Variant("only", Anchor(anchor) if anchor else None, edits=edits)
+    return Delta(name, target, "why", "upstream", "never", (variant,), after)
+
+
+def feature(flag: str, statement: str, *, guarded: bool = True) -> Feature:
+    deltas = [delta(f"{flag}.edit", InsertAfter(f"if self.{flag}:\n    self.done = '{flag}'"), anchor=statement)]
+    if guarded:
+        deltas.insert(0, delta(f"{flag}.disabled-path", early(flag)))
+    deltas[-1] = replace(deltas[-1], after=(f"{flag}.disabled-path",))
+    runtime = RuntimeClass(f"{flag.title()}Engine", "pkg.engine:Engine", lambda base: type(flag, (base,), {}))
+    return Feature(flag, flag, tuple(deltas), runtime=runtime)
+
+
+ONE, TWO, THREE = feature("one", "self.first()"), feature("two", "self.second()"), feature("three", "self.first()")
+
+
+def text_of(composed: Feature, lane: Lane) -> str:
+    rewrites, _ = compile_plan(make_plan(lane, composed))
+    return rewrites["pkg.engine"].text
+
+
+@pytest.fixture
+def lane(text_lane: Callable[..., Lane]) -> Lane:
+    return text_lane({"pkg/engine.py": ENGINE, "pkg/__init__.py": ""})
+
+
+class TestOne:
+    def test_a_single_feature_is_itself(self) -> None:
+        assert compose([ONE]) is ONE
+        assert compose([ONE, ONE]) is ONE
+
+
+class TestText:
+    def test_every_order_makes_the_same_text(self, lane: Lane) -> None:
+        texts = {text_of(compose(order), lane) for order in itertools.permutations([ONE, TWO])}
+        assert len(texts) == 1
+
+    def test_the_early_return_is_one_and_waits_for_all(self, lane: Lane) -> None:
+        text = text_of(compose([ONE, TWO]), lane)
+        assert text.count("return super().step()") == 1
+        assert "if not self.one and not self.two:  # bp: one+two.disabled-path\n" in text
+
+    def test_every_other_line_names_its_own_feature(self, lane: Lane) -> None:
+        text = text_of(compose([TWO, ONE]), lane)
+        assert "self.done = 'one'  # bp: one.edit\n" in text
+        assert "self.done = 'two'  # bp: two.edit\n" in text
+
+    def test_what_runs_when_is_each_features_flag(self, lane: Lane) -> None:
+        namespace: dict = {}
+        exec(text_of(compose([ONE, TWO]), lane).replace("return self.third()", ""), namespace)  # noqa: S102
+        for one, two in itertools.product([False, True], repeat=2):
+            base = type("Base", (), {"step": lambda self: "upstream"})
+            made = type("Made", (base,), {"first": lambda self: None, "second": lambda self: None})
+            engine = made()
+            engine.one, engine.two, engine.done = one, two, None
+            step = namespace["Engine"].step
+            cell = step.__closure__[0]
+            cell.cell_contents = made
+            got = step(engine)
+            assert (got, engine.done) == (("upstream", None) if not (one or two) else (None, "two" if two else "one"))
+
+    def test_it_comes_out_again(self, lane: Lane) -> None:
+        rewrites, _ = compile_plan(make_plan(lane, compose([ONE, TWO])))
+        result = rewrites["pkg.engine"]
+        assert take_out(result) == result.original.text
+
+
+class TestRefused:
+    def test_two_edits_at_one_point_without_an_order(self, lane: Lane) -> None:
+        with pytest.raises(PatchError) as caught:
+            text_of(compose([ONE, THREE]), lane)
+        (failure,) = caught.value.failures
+        assert failure.code == "BP118"
+        assert "'one.edit'" in failure.what
+        assert "'three.edit'" in failure.what
+
+    def test_with_an_order_they_stand_in_it(self, lane: Lane) -> None:
+        later = replace(ONE, deltas=(ONE.deltas[0], replace(ONE.deltas[1], after=("three.edit",))))
+        text = text_of(compose([later, THREE]), lane)
+        assert text.index("'three'") < text.index("'one'")
+
+    def test_a_feature_that_the_others_would_switch_off(self) -> None:
+        with pytest.raises(PatchError) as caught:
+            compose([ONE, feature("two", "self.second()", guarded=False)])
+        (failure,) = caught.value.failures
+        assert failure.code == "BP122"
+        assert "'two'" in failure.what
+        assert "'one'" in failure.what
+        assert dict(failure.fields)["declared"].startswith("tests/test_compose.py:")
+
+    def test_a_call_through_needs_no_early_return(self, lane: Lane) -> None:
+        through = Feature("two", "two", (delta("two.after", CallThrough("if self.two:\n    self.second()")),))
+        composed = compose([ONE, through])
+        _, compiled = compile_plan(make_plan(lane, composed))
+        assert [item.through for item in compiled] == [False, True]
+
+    def test_classes_that_extend_different_ones(self) -> None:
+        other = replace(TWO, runtime=replace(TWO.runtime, base="pkg.engine:Motor"))
+        with pytest.raises(PatchError, match=r"OneEngine extends .* TwoEngine extends"):
+            compose([ONE, other])
+
+
+class TestClass:
+    class Upstream:
+        def __init__(self) -> None:
+            self.order = ["upstream"]
+
+    def test_it_joins_the_classes_and_each_extends_upstreams(self) -> None:
+        made = compose([TWO, ONE]).runtime.make(self.Upstream)
+        assert [base.__name__ for base in made.__bases__] == ["one", "two"]
+        assert all(base.__bases__ == (self.Upstream,) for base in made.__bases__)
+        assert made().order == ["upstream"]
+
+    def test_a_class_that_does_not_extend_upstreams_is_refused(self) -> None:
+        stray = replace(TWO, runtime=replace(TWO.runtime, make=lambda base: type("stray", (), {})))
+        with pytest.raises(PatchError, match="TwoEngine: its first base is not"):
+            compose([ONE, stray]).runtime.make(self.Upstream)
+
+    def test_what_each_brings_is_brought(self) -> None:
+        one = replace(ONE, runtime=replace(ONE.runtime, provides=frozenset({"a"})))
+        two = replace(TWO, runtime=replace(TWO.runtime, provides=frozenset({"b"})))
+        assert compose([one, two]).runtime.provides == {"a", "b"}
+
+
+class TestGroups:
+    def test_features_that_share_a_function_or_a_class_are_in_one_group(self) -> None:
+        other = Feature("far", "far", (delta("far.edit", InsertAfter("pass\nx = 1"), anchor="y()", target="m:f"),))
+        groups = overlapping([TWO, other, ONE])
+        assert [[feature.name for feature in group] for group in groups] == [["far"], ["one", "two"]]
+
+    def test_a_third_can_join_two_groups(self) -> None:
+        def on(name: str, *targets: str) -> Feature:
+            return Feature(
+                name, name,
+                tuple(delta(f"{name}.{at}", CallThrough("self.x()"), target=t) for at, t in enumerate(targets)),
+            )  # fmt: skip
+
+        groups = overlapping([on("a", "m:f"), on("b", "m:g"), on("c", "m:f", "m:g")])
+        assert [sorted(feature.name for feature in group) for group in groups] == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_scheduler_features_compose_on_every_release(version: str, release_dir: Callable[[str], Path]) -> None:
+    folder = release_dir(version)
+    features = [find_feature("balance"), find_feature("prefill_preemption")]
+    texts = set()
+    for order in itertools.permutations(features):
+        composed = compose(order)
+        plan = make_plan(Lane(version, DirSource(f"dir:{folder}", folder)), composed)
+        rewrites, _ = compile_plan(plan)
+        assert [finding.status for finding in check_invariants(plan, rewrites)] == ["holds"] * len(composed.invariants)
+        (result,) = rewrites.values()
+        assert take_out(result) == result.original.text
+        ast.parse(result.text)
+        texts.add(result.text)
+    assert len(texts) == 1
