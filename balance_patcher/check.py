@@ -10,8 +10,9 @@ import ast
 from collections.abc import Sequence
 
 from .build import compile_plan
+from .compose import compose, overlapping
 from .delta import AddParameter, Prologue
-from .errors import Failure, PatchError
+from .errors import Failure, Outcome, PatchError
 from .feature import CallShape, Feature
 from .invariants import check_invariants
 from .matching import render_bound
@@ -55,11 +56,15 @@ def check_lane(
     except PatchError as error:
         report.failures += error.failures
         return report, None
+    sound = []
     for feature in features:
         try:
             report.features.append(check_feature(lane, feature, strict=strict))
+            sound += [feature] if report.features[-1].outcome is Outcome.HOLDS else []
         except PatchError as error:
             report.failures += error.failures
+    for group in overlapping(sound):
+        report.failures += _together(lane, group)
     try:
         report.vllm_version, report.commit = lane.version, lane.commit
     except PatchError as error:
@@ -96,6 +101,18 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
         report.failures += [failure] if failure else []
     report.failures = list(dict.fromkeys(report.failures))
     return report
+
+
+def _together(lane: Lane, group: Sequence[Feature]) -> Sequence[Failure]:
+    """Why features that edit a function in common, each sound by itself, cannot share it."""
+    if len(group) == 1:
+        return ()
+    try:
+        compile_plan(make_plan(lane, compose(group)))
+    except PatchError as error:
+        names = " and ".join(repr(feature.name) for feature in group)
+        return [failure.with_fields(("together", names)) for failure in error.failures]
+    return ()
 
 
 def _reversible(result: Rewrite) -> bool:

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from balance_patcher.build import compile_plan
+from balance_patcher.check import check_lane
 from balance_patcher.compose import compose, overlapping
 from balance_patcher.delta import Anchor, CallThrough, Delta, InsertAfter, Prologue, Variant
-from balance_patcher.errors import PatchError
+from balance_patcher.errors import Outcome, PatchError
 from balance_patcher.feature import Feature, RuntimeClass
 from balance_patcher.invariants import check_invariants
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import find_feature
 from balance_patcher.rewrite import take_out
-from balance_patcher.source import DirSource, Lane
+from balance_patcher.source import DirSource, Lane, LaneSpec
 from tests.conftest import RELEASES
 
 TARGET = "pkg.engine:Engine.step"
@@ -201,3 +202,24 @@ def test_the_scheduler_features_compose_on_every_release(version: str, release_d
         ast.parse(result.text)
         texts.add(result.text)
     assert len(texts) == 1
+
+
+class TestVerify:
+    def lane(self, folder: Path) -> LaneSpec:
+        (folder / "pkg").mkdir()
+        (folder / "pkg" / "engine.py").write_text(ENGINE)
+        return LaneSpec("made", f"dir:{folder}")
+
+    def test_features_that_cannot_share_a_function_are_a_finding_of_the_lane(self, tmp_path: Path) -> None:
+        report, _ = check_lane(self.lane(tmp_path), [ONE, TWO, THREE])
+        assert [feature.status for feature in report.features] == ["applied"] * 3
+        assert {failure.code for failure in report.failures} >= {"BP118"}
+        (clash,) = [failure for failure in report.failures if failure.code == "BP118"]
+        assert dict(clash.fields)["together"] == "'one' and 'three' and 'two'"
+        assert report.outcome is Outcome.BROKEN
+
+    def test_a_broken_feature_does_not_take_the_sound_ones_down(self, tmp_path: Path) -> None:
+        lost = feature("lost", "self.nowhere()")
+        report, _ = check_lane(self.lane(tmp_path), [ONE, TWO, lost])
+        assert [feature.status for feature in report.features] == ["applied", "applied", "failed"]
+        assert not [failure for failure in report.failures if "together" in dict(failure.fields)]

@@ -116,6 +116,8 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
         "balance.empty-queue-guard": row.guard,
         "balance.gather": "applied",
     }
+    (prefill,) = [feature for feature in report.features if feature.name == "prefill_preemption"]
+    assert {delta.status for delta in prefill.deltas} == {"applied"}
     assert {delta.matches for delta in deltas.values()} == {1}
     assert all(delta.line and delta.file for delta in deltas.values())
     assert f"forwards {row.forwards}" in deltas["balance.disabled-path"].detail
