@@ -76,6 +76,18 @@ def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]
     return matches, misses if matches else [*misses, *_near_misses(target, anchor)]
 
 
+def all_places(target: Target, anchor: Anchor) -> list[Match]:
+    """Every place of an anchor, however often it stands; what stands beside it is not looked at."""
+    found = []
+    pattern = anchor.compiled
+    for node, statements in _candidates(target, pattern):
+        result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
+        placed = "" if isinstance(result, Mismatch) else _inside(target, anchor, statements, result)
+        if not isinstance(placed, str):
+            found.append(Match(tuple(statements), placed[0], placed[1], node))
+    return found
+
+
 def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
     pattern = anchor.compiled
     found = []

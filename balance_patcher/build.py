@@ -64,6 +64,7 @@ class Built:
         functions: The new functions by target.
         originals: The upstream functions that they stand for, as the class ``__dict__`` has them.
         classes: The runtime classes by the upstream class that they extend (``module:Class``).
+        texts: What runs, by the file name that tracebacks give it.
     """
 
     feature: Feature
@@ -72,6 +73,7 @@ class Built:
     functions: dict[str, FunctionType] = field(default_factory=dict)
     originals: dict[str, object] = field(default_factory=dict)
     classes: dict[str, type] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
@@ -152,12 +154,12 @@ def build(feature: Feature | str, lane: Lane | None = None) -> Built:
         from .registry import find_feature
 
         feature = find_feature(feature)
-    with _no_collection():
+    with no_collection():
         return _build(feature, lane or Lane("installed", InstalledSource()))
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Parsing makes many objects at once; on a heap full of torch each collection that sets off costs 100 ms."""
     collects = gc.isenabled()
     gc.disable()
@@ -299,6 +301,7 @@ def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType)
         function.__qualname__ = f"{runtime.__qualname__}.{name}"
         setattr(runtime, name, function)
     show(item.filename, item.text)
+    built.texts[item.filename] = item.text
     built.functions[item.target] = function
     built.originals[item.target] = live
 

@@ -149,9 +149,7 @@ def _runtime(runtimes: Sequence[RuntimeClass]) -> RuntimeClass | None:
         made.__doc__ = f"vLLM's class with {' and '.join(runtime.name for runtime in runtimes)}."
         return made
 
-    return RuntimeClass(
-        name, base, make, frozenset().union(*(runtime.provides for runtime in runtimes)), composed=True
-    )
+    return RuntimeClass(name, base, make, frozenset().union(*(runtime.provides for runtime in runtimes)), composed=True)
 
 
 def _part(runtime: RuntimeClass, upstream: type) -> type:

@@ -1,7 +1,8 @@
 """Decide, once for each engine, whether a feature runs in it, and install it before weights load.
 
 Off leaves vLLM as it is; on means plan, build, install and read back, or refuse. The decision is
-stored, and everything that runs in the engine uses that one.
+stored, and everything that runs in the engine uses that one. Once the engine is built, it is looked at again,
+and only then called on.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .decided import record
+from . import reminder
+from .bindings import Installation, overwritten, runs
+from .build import no_collection
+from .compose import overlapping
+from .decided import decided, record
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .install import Installation, install, installed, uninstall
+from .installation import install_together, installed
+from .plan import make_plan
 from .registry import broken, features
+from .source import InstalledSource, Lane
+from .takeover import left_alone
 
 _LOCK = threading.RLock()
 _logger = logging.getLogger("vllm.balance_patcher")
@@ -33,12 +42,18 @@ class Decision:
         active: Whether it runs in this engine.
         reason: A sentence: who asked for it, or why it is off.
         failures: What stood against it, where it was asked for and could not be had.
+        source: Who asked for it; ``None`` where nobody did.
     """
 
     feature: str
     active: bool
     reason: str
     failures: tuple[Failure, ...] = ()
+    source: str | None = None
+
+
+class ExcludedError(PatchError, ValueError):
+    """A feature is asked for together with what excludes it: the configuration is wrong, not the vLLM."""
 
 
 _DECISIONS: list[tuple[Decision, ...]] = []
@@ -71,7 +86,8 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
         vllm_config: Its configuration.
 
     Raises:
-        PatchError: If a feature is asked for and cannot run; the engine must not start.
+        PatchError: If a feature is asked for and cannot run; the engine must not start. A ``ValueError`` too,
+            where it is the configuration that excludes it.
     """
     from vllm.plugins import load_general_plugins
 
@@ -79,20 +95,96 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     for failure in broken():
         _logger.error("%s", failure)
     with _LOCK:
-        made = tuple(_decide(feature, engine, vllm_config) for feature in features())
+        made = _decide_all(engine, vllm_config)
         for decision in made:
             record(vllm_config, decision.feature, active=decision.active)
         _DECISIONS.append(made)
     for decision in made:
-        for line in decision.reason.splitlines():
+        # What is on is told by `confirm`: nothing is, before the engine is there.
+        for line in () if decision.active else decision.reason.splitlines():
             (_logger.error if decision.failures else _logger.info)("%s", line)
-    failures = [failure for decision in made for failure in decision.failures]
-    if failures and switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
-        raise PatchError(*failures)
+    _warn_of_unplaced([decision.feature for decision in made if decision.source is None])
+    _stop_or_remind(engine, [decision for decision in made if decision.failures])
     return made
 
 
-def _decide(feature: Feature, engine: Any, vllm_config: Any) -> Decision:
+def _stop_or_remind(engine: Any, failed: list[Decision]) -> None:
+    """What was asked for cannot be had: the engine stops, or it serves without and says so, over and over."""
+    if not failed:
+        return
+    failures = [failure for decision in failed for failure in decision.failures]
+    if switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
+        excluded = all(failure.code == "BP701" for failure in failures)
+        raise (ExcludedError if excluded else PatchError)(*failures)
+    lines = [f"{d.feature}: still OFF because it cannot run: {d.failures[0].headline}" for d in failed]
+    reminder.remind(engine, lambda: _logger.error("%s", "; ".join(lines)))
+
+
+def _warn_of_unplaced(names: list[str]) -> None:
+    """One warning where a feature that nobody asks for could not be had either; it stops nobody.
+
+    Only the places of the deltas are looked up, in the text that is installed: that is cheap, and what breaks first.
+    """
+    told = []
+    with no_collection():
+        lane = Lane("installed", InstalledSource())
+        for feature in features():
+            if feature.name not in names or feature.enabling is None or left_alone(feature.name) is not None:
+                continue
+            try:
+                failures = make_plan(lane, feature).all_failures
+            except Exception as error:  # noqa: BLE001 - nobody asked for it, so nobody is stopped
+                failures = list(_failures(error))
+            told += [f"{feature.name}: {failure.headline}" for failure in failures[:1]]
+    if told:
+        _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
+
+
+def confirm(engine: Any, vllm_config: Any) -> None:
+    """Look at an engine that has been built, and say what is on in it: one line for each feature.
+
+    Args:
+        engine: The engine core; its scheduler exists.
+        vllm_config: The configuration that was decided on.
+
+    Raises:
+        PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
+            of which one gathers and another does not would wait for each other.
+    """
+    for feature in features():
+        installation = installed(feature.name)
+        if feature.enabling is None or installation is None or not decided(vllm_config, feature.name):
+            continue
+        changed = tuple(overwritten(installation))
+        if changed:
+            raise PatchError(*changed)
+        _effective(installation, engine, vllm_config)
+        facts = feature.enabling.observed(engine)
+        if facts is None:
+            raise refuse(
+                "BP702", f"the engine was built, and {feature.name} does not run in it",
+                next="find out what replaced its scheduler, or switch the feature off",
+            )  # fmt: skip
+        source = feature.enabling.asked(vllm_config) or ""
+        _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
+
+
+def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
+    """One decision for each feature; what is to be on is installed, those that share a function together."""
+    found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
+    wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
+    made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
+    for group in overlapping(wanted):
+        sources = {feature.name: str(found[feature.name]) for feature in group}
+        made |= {decision.feature: decision for decision in _switch_on(group, sources, engine, vllm_config)}
+    return tuple(made[feature.name] for feature in features())
+
+
+def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
+    """Who asks for a feature that can be installed; or the decision that it is off."""
+    left = left_alone(feature.name)
+    if left is not None:
+        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {left}")
     rule = feature.enabling
     if rule is None:
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because nothing can ask for it")
@@ -106,25 +198,34 @@ def _decide(feature: Feature, engine: Any, vllm_config: Any) -> Decision:
             Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
             for why in excluded
         )
-        return _off(feature, failures)
+        return _off(feature, failures, source)
     needless = rule.needless(engine, vllm_config)
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
-        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}")
-    before = installed(feature.name)
+        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}", source=source)
+    return source
+
+
+def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, vllm_config: Any) -> Iterator[Decision]:
+    """Install features that share a function; where they cannot be together, each that can is, in their order."""
     try:
-        installation = install(feature)
-        _effective(installation, engine, vllm_config)
+        installation = install_together(group, lambda bound, _: _effective(bound, engine, vllm_config))
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch either
-        if before is None:
-            uninstall(feature.name)
-        return _off(feature, _failures(error))
-    return Decision(feature.name, active=True, reason=_on(installation, engine, vllm_config, source))
+        if len(group) == 1:
+            yield _off(group[0], _failures(error), sources[group[0].name])
+            return
+        for feature in group:
+            yield from _switch_on([feature], sources, engine, vllm_config)
+        return
+    for feature in group:
+        source = sources[feature.name]
+        reason = _on(feature, installation, engine, vllm_config, source, {})
+        yield Decision(feature.name, active=True, reason=reason, source=source)
 
 
-def _off(feature: Feature, failures: tuple[Failure, ...]) -> Decision:
+def _off(feature: Feature, failures: tuple[Failure, ...], source: str) -> Decision:
     told = "\n".join(str(failure) for failure in failures)
-    return Decision(feature.name, False, f"{feature.name}: OFF because it cannot run\n{told}", failures)
+    return Decision(feature.name, False, f"{feature.name}: OFF because it cannot run\n{told}", failures, source)
 
 
 def _failures(error: Exception) -> tuple[Failure, ...]:
@@ -139,7 +240,7 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
         owner = binding.owner
         if isinstance(owner, type) and owner in type(engine).__mro__:
             holder = next(cls for cls in type(engine).__mro__ if binding.name in vars(cls))
-            if vars(holder)[binding.name] is not binding.after:
+            if not runs(vars(holder)[binding.name], binding.after):
                 raise refuse(
                     "BP702",
                     f"{_class_name(type(engine))} runs {binding.name} of {_class_name(holder)}, not ours",
@@ -166,11 +267,20 @@ def _class_name(cls: type | None) -> str:
     return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else "nobody"
 
 
-def _on(installation: Installation, engine: Any, vllm_config: Any, source: str) -> str:
+def _on(
+    feature: Feature,
+    installation: Installation,
+    engine: Any,
+    vllm_config: Any,
+    source: str,
+    facts: dict[str, object],
+) -> str:
     parallel = vllm_config.parallel_config
     rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
-    applied = [p.delta.name.rpartition(".")[2] for p in installation.built.plan.placements if p.status == "applied"]
+    placed = [p.delta.name.rpartition(".") for p in installation.built.plan.placements if p.status == "applied"]
+    applied = [name for owners, _, name in placed if feature.name in owners.split("+")]
+    told = "".join(f"{name}={value} " for name, value in facts.items())
     return (
-        f"{installation.feature.name}: ON rank {rank}/{size} host={socket.gethostname()} source={source} "
+        f"{feature.name}: ON rank {rank}/{size} host={socket.gethostname()} {told}source={source} "
         f"deltas={','.join(applied)} digest={installation.digest}"
     )

@@ -98,6 +98,10 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP513": ("package is missing", _X),
     "BP514": ("file cannot be read", _X),
     "BP515": ("report cannot be written", _X),
+    "BP516": ("engine core did not get that far", _X),
+    "BP517": ("vLLM is not built for the CPU", _X),
+    "BP518": ("an engine of the demo failed", _X),
+    "BP519": ("Python is too old", _X),
     "BP599": ("unexpected error", _X),
     # proof against the running code
     "BP601": ("text on disk is not the code in memory", _B),
@@ -108,6 +112,8 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP605": ("class cannot be rebased", _B),
     "BP606": ("binding was overwritten", _B),
     "BP607": ("somebody else's attribute would be lost", _B),
+    "BP608": ("declared but not installed", _B),
+    "BP609": ("what runs is not what is declared", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),

@@ -5,13 +5,14 @@ Frozen declarations, checked when they are made, like those of :mod:`balance_pat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from .delta import TARGET, Delta, bad, declared_here, need_all
 from .pattern import compile_pattern
+from .standin import StandIn
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,17 @@ class Enabling:
         excluded: Why it must not run although it is asked for; empty when nothing stands against it. Gets the
             engine core that is being built, too.
         needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
+        observed: What a finished engine shows of it, for the line in the log, by name; ``None`` when it does not run
+            in that engine after all. Gets the engine core.
+        example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
+            where it is asked for in another way.
     """
 
     asked: Callable[[Any], str | None]
     excluded: Callable[[Any, Any], tuple[str, ...]]
     needless: Callable[[Any, Any], str | None]
+    observed: Callable[[Any], dict[str, object] | None] = lambda _: {}
+    example: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ class Feature:
         call_shapes: How the rewritten targets must be callable.
         enabling: When it runs in an engine; without one it is installed by hand only.
         parts: The features that it is composed of; empty for a declared one.
+        stand_in: The module of a host project that it stands in for.
     """
 
     name: str
@@ -156,6 +164,7 @@ class Feature:
     call_shapes: tuple[CallShape, ...] = ()
     enabling: Enabling | None = None
     parts: tuple[Feature, ...] = ()
+    stand_in: StandIn | None = None
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)

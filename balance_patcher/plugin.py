@@ -15,18 +15,23 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .decision import decide, switch
+from . import takeover
+from .decision import confirm, decide, switch
 from .errors import refuse
 
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_CLASS = "EngineCore"
+_SWITCH = ("auto", "off", "verify")
 
 _LOCK = threading.RLock()
 
 
 def arm() -> None:
-    """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once."""
-    if switch("BALANCE_PATCHER", ("auto", "off", "verify"), "auto") != "auto":
+    """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once.
+
+    The modules of other projects that a feature stands in for are watched for from then on.
+    """
+    if switch("BALANCE_PATCHER", _SWITCH, "auto") != "auto":
         return
     with _LOCK:
         module = sys.modules.get(ENGINE_MODULE)
@@ -34,6 +39,23 @@ def arm() -> None:
             _guard(module)
         elif not any(isinstance(finder, _EngineFinder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _EngineFinder())
+        takeover.watch()
+
+
+def stand_in(name: str, *also: str) -> None:
+    """Fill a host's module, from that module itself: ``stand_in(__name__)`` is all that it needs.
+
+    This process is armed with it. With ``BALANCE_PATCHER`` not ``auto`` the names are there and nothing is changed.
+
+    Args:
+        name: The module's name, which a feature declares that it stands in for.
+        *also: Features that are bound with that one, because the module is where the host would have them.
+
+    Raises:
+        PatchError: BP003, if no feature does; what stands against the feature on this vLLM.
+    """
+    arm()
+    takeover.stand_in(sys.modules[name], also, change=switch("BALANCE_PATCHER", _SWITCH, "auto") == "auto")
 
 
 def armed() -> bool:
@@ -45,12 +67,13 @@ def armed() -> bool:
 
 
 def disarm() -> None:
-    """Take the call-through and the finder out again; the identical ``__init__`` is put back.
+    """Take the call-through and the finders out again; the identical ``__init__`` is put back.
 
     Raises:
         PatchError: BP606, if somebody has wrapped it since; taking ours out would lose theirs.
     """
     with _LOCK:
+        takeover.unwatch()
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _EngineFinder)]
         module = sys.modules.get(ENGINE_MODULE)
         owner = getattr(module, ENGINE_CLASS, None)
@@ -123,6 +146,7 @@ def _guarded_init(upstream: Any) -> Any:
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         decide(self, config)
         upstream(self, *args, **kwargs)
+        confirm(self, config)
 
     __init__.__qualname__ = f"{ENGINE_CLASS}.__init__"
     __init__.__doc__ = upstream.__doc__

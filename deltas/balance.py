@@ -40,6 +40,8 @@ from balance_patcher.feature import (
     Sets,
 )
 
+from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
+
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 SCHEDULE = f"{SCHEDULER}.schedule"
 ENGINE = "vllm.v1.engine.core"
@@ -213,28 +215,34 @@ KEY = "enable_balance_scheduling"
 def balance_asked_by(vllm_config: Any) -> str | None:
     """Who asks for balance: vllm-ascend's configuration where it is installed, else ``additional_config``.
 
-    The nested field comes before the older one at the top. vllm-ascend parses its environment variable
-    itself; it is not read here.
+    The nested field comes before the older one at the top, also where vllm-ascend is so old that it knows only
+    that one. It parses its environment variable itself; it is not read here.
 
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
-    try:
-        from vllm_ascend.ascend_config import init_ascend_config
-    except ImportError:  # not installed, or not usable on this platform
-        init_ascend_config = None
-    if init_ascend_config is not None:
-        config = init_ascend_config(vllm_config)
-        for place in (getattr(config, "scheduler_config", None), config):
-            if hasattr(place, KEY):
-                return f"vllm_ascend.{KEY}" if getattr(place, KEY) else None
+    written = [(name, place[KEY]) for name, place in _places(vllm_config) if KEY in place]
+    config = ascend_config(vllm_config)
+    scheduler = getattr(config, "scheduler_config", None)
+    if hasattr(scheduler, KEY):
+        parsed = getattr(scheduler, KEY)
+    elif hasattr(config, KEY) and not any(name == _NESTED for name, _ in written):
+        parsed = getattr(config, KEY)
+    else:
+        name, value = next(iter(written), ("", None))
+        return f"{name}.{KEY}" if value else None
+    return next((f"{name}.{KEY}" for name, _ in written), f"vllm_ascend.{KEY}") if parsed else None
+
+
+_NESTED = "additional_config.scheduler_config"
+
+
+def _places(vllm_config: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Where a setting may be written, the place that wins first."""
     extra = getattr(vllm_config, "additional_config", None)
     extra = extra if isinstance(extra, dict) else {}
     nested = extra.get("scheduler_config")
-    for name, place in (("additional_config.scheduler_config", nested), ("additional_config", extra)):
-        if isinstance(place, dict) and KEY in place:
-            return f"{name}.{KEY}" if place[KEY] else None
-    return None
+    return ((_NESTED, nested if isinstance(nested, dict) else {}), ("additional_config", extra))
 
 
 def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
@@ -244,20 +252,17 @@ def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
     role = getattr(transfer, "kv_role", None)
     if role in ("kv_producer", "kv_consumer"):
         reasons.append(f"{KEY} and kv_transfer_config.kv_role={role} exclude each other (kv_both is allowed)")
-    extra = getattr(vllm_config, "additional_config", None)
-    extra = extra if isinstance(extra, dict) else {}
-    nested = extra.get("scheduler_config")
-    for place in (nested, extra):
-        chunks = place.get("profiling_chunk_config") if isinstance(place, dict) else None
-        if isinstance(chunks, dict) and chunks.get("enabled"):
-            reasons.append(f"{KEY} and profiling_chunk_config.enabled exclude each other")
+    for key in ("profiling_chunk_config", "dyntra_lb_config"):
+        written = next((place[key] for _, place in _places(vllm_config) if key in place), None)
+        if isinstance(written, dict) and written.get("enabled"):
+            reasons.append(f"{KEY} and {key}.enabled exclude each other")
     size = vllm_config.parallel_config.data_parallel_size
     if size > 1 and vllm_config.model_config.is_moe and not hasattr(engine, "_has_global_unfinished_reqs"):
         reasons.append(
             f"{KEY} with data_parallel_size={size} needs the data-parallel busy loop to gather in, "
             "which the in-process client and the external launcher do not run"
         )
-    return tuple(dict.fromkeys(reasons))
+    return tuple(reasons)
 
 
 def balance_needless(_: Any, vllm_config: Any) -> str | None:
@@ -267,6 +272,14 @@ def balance_needless(_: Any, vllm_config: Any) -> str | None:
     if not vllm_config.model_config.is_moe:
         return "nothing to gather: a dense model's ranks are independent and have no group"
     return None
+
+
+def balance_observed(engine: Any) -> dict[str, object] | None:
+    """The cap that this engine's gate compares with, read from the scheduler that it has built."""
+    scheduler = engine.scheduler
+    if not getattr(scheduler, "_balance_enabled", False):
+        return None
+    return {"cap": scheduler._balance_cap()}  # noqa: SLF001 - the method that the gate's own delta exports
 
 
 def balance_scheduler(upstream: type) -> type:
@@ -296,6 +309,7 @@ def balance_scheduler(upstream: type) -> type:
             self._balance_enabled = asked if decision is None else decision
             if self._balance_enabled:
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
+            short_request_first(self)
 
         def _balance_reset(self, ranks: int) -> None:
             self.balance_queue = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
@@ -391,7 +405,14 @@ FEATURE = Feature(
         CallShape(SCHEDULE, "True"),
         CallShape(SCHEDULE, "throttle_prefills=True"),
     ),
-    enabling=Enabling(asked=balance_asked_by, excluded=balance_excluded, needless=balance_needless),
+    enabling=Enabling(
+        asked=balance_asked_by,
+        excluded=balance_excluded,
+        needless=balance_needless,
+        observed=balance_observed,
+        example={"scheduler_config": {KEY: True}},
+    ),
+    stand_in=PATCH_BALANCE_SCHEDULE,
 )
 
 

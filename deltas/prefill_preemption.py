@@ -8,12 +8,13 @@ have: the first one that finds no free blocks ends the pass over them, as if the
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 from balance_patcher.decided import decided
 from balance_patcher.delta import Anchor, Delta, InsertAfter, Level, Prologue, Variant
 from balance_patcher.feature import CallShape, Enabling, Example, Feature, Ordered, Refusal, RuntimeClass, Sets
+
+from .balance_ascend import filled
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 SCHEDULE = f"{SCHEDULER}.schedule"
@@ -69,8 +70,7 @@ KEEP_RUNNING = Delta(
 )
 
 KEY = "disable_preemption_on_prefill_node"
-# vllm-ascend 0.23.0 has this rule in its scheduler's file; whoever stands in for that file keeps it by this name.
-ASCEND_FILE = "vllm_ascend.patch.platform.patch_balance_schedule"
+# vllm-ascend 0.23.0 has this rule in its scheduler's file; what stands in for that file keeps it by this name.
 ASCEND_RULE = "_disable_preemption_on_prefill_node"
 
 
@@ -80,7 +80,7 @@ def prefill_preemption_asked_by(vllm_config: Any) -> str | None:
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
-    rule = getattr(sys.modules.get(ASCEND_FILE), ASCEND_RULE, None)
+    rule = getattr(filled(), ASCEND_RULE, None)
     if rule is not None and rule(vllm_config):
         return f"vllm_ascend, kv_role={vllm_config.kv_transfer_config.kv_role}"
     extra = getattr(vllm_config, "additional_config", None)

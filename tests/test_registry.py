@@ -26,6 +26,9 @@ STOP = Delta(
 FEATURE = Feature("NAME", "A toy.", (STOP,))
 """
 
+#: The features of this repository.
+DECLARED = ["balance", "prefill_preemption"]
+
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
@@ -51,7 +54,7 @@ def test_a_file_that_defines_a_feature_is_found(write: Callable[[str, str], None
 
 def test_a_file_without_a_feature_is_no_feature(write: Callable[[str, str], None]) -> None:
     write("toyless", "x = 1\n")
-    assert names() == ["balance"]
+    assert names() == DECLARED
     assert registry.broken() == ()
 
 
@@ -68,7 +71,7 @@ def test_a_broken_file_is_named_with_its_line_and_sound_ones_go_on(
     write: Callable[[str, str], None], text: str, line: int, said: str
 ) -> None:
     write("toy", text)
-    assert names() == ["balance"]
+    assert names() == DECLARED
     (failure,) = registry.broken()
     assert failure.code == "BP002"
     assert said in failure.what

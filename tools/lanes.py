@@ -10,6 +10,10 @@ builds ``.lanes/NAME`` for each with uv. The CPU build of vLLM X is on the packa
 * torchvision, torchaudio and torchcodec are left out: text models do not need them, and one that
   does not fit the torch beside it breaks ``import vllm``.
 
+``[tool.balance_patcher.beside]`` names one distribution more for a lane. It is installed into the folder
+``beside`` of the environment, without its dependencies, and only the tests that put that folder on their
+path can import it. ``--extra`` takes the lanes of ``[tool.balance_patcher.extra-lanes]`` instead.
+
 An environment is made again when what it was made from changes, and only then. The record of that is
 written last, so an interrupted build is one that was never made.
 """
@@ -63,11 +67,16 @@ class CouldNotMakeError(Exception):
 
 @dataclass(frozen=True)
 class Lane:
-    """One vLLM to test against, as declared: ``name = "pypi:vllm==VERSION"``."""
+    """One vLLM to test against, as declared: ``name = "pypi:vllm==VERSION"``.
+
+    Attributes:
+        beside: A distribution that lies beside it, ``NAME==VERSION``; empty if none does.
+    """
 
     name: str
     source: str
     version: str
+    beside: str = ""
 
     @property
     def requirement(self) -> str:
@@ -91,7 +100,24 @@ def lane_tests(file: Path) -> tuple[str, ...]:
         raise refuse("BP005", f"{file}: {error!r}", next="declare [dependency-groups] lane = […]") from error
 
 
-def parse_lane(name: str, source: str) -> Lane:
+def table(file: Path, name: str) -> dict[str, str]:
+    """A table of texts ``[tool.balance_patcher.NAME]`` of a pyproject.toml; empty where there is none.
+
+    Raises:
+        PatchError: BP005, if it is no such table.
+    """
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("balance_patcher", {})
+        found = found.get(name, {})
+    except (OSError, ValueError, AttributeError) as error:
+        raise refuse("BP005", f"{file}: {error!r}", next="mend the file") from error
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        what = f"{file}: [tool.balance_patcher.{name}] is no table of texts"
+        raise refuse("BP005", what, next='write it as name = "VALUE"')
+    return found
+
+
+def parse_lane(name: str, source: str, beside: str = "") -> Lane:
     """The lane of one declaration.
 
     Raises:
@@ -115,11 +141,18 @@ def parse_lane(name: str, source: str) -> Lane:
             ("declared", f"{name} = {source!r}"),
             next="name one release, as in `pypi:vllm==0.32.0`",
         ) from None
-    return Lane(name, source, match[1])
+    if beside and not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", beside):
+        raise refuse(
+            "BP004",
+            f"beside lane {name!r} stands {beside!r}, which is not one version of one distribution.",
+            ("declared", f"{name} = {beside!r}"),
+            next="name one release, as in `vllm-ascend==0.23.0`",
+        )
+    return Lane(name, source, match[1], beside)
 
 
-def choose(declared: Mapping[str, str], names: Sequence[str]) -> list[Lane]:
-    """The named lanes, or all of them.
+def choose(declared: Mapping[str, str], names: Sequence[str], beside: Mapping[str, str] | None = None) -> list[Lane]:
+    """The named lanes, or all of them, each with what stands beside it.
 
     Raises:
         PatchError: BP004, naming every lane that is not declared or cannot be installed.
@@ -131,7 +164,7 @@ def choose(declared: Mapping[str, str], names: Sequence[str]) -> list[Lane]:
             if name not in declared:
                 known = ", ".join(declared) or "none"
                 raise refuse("BP004", f"there is no lane {name!r}.", next=f"name one of: {known}")
-            lanes.append(parse_lane(name, declared[name]))
+            lanes.append(parse_lane(name, declared[name], (beside or {}).get(name, "")))
         except PatchError as error:
             failures += error.failures
     if failures:
@@ -254,6 +287,7 @@ def made_from(lane: Lane, tests: Sequence[str], python: str, home: Path) -> dict
         "tests": sorted(tests),
         "python": python,
         "home": str(home),
+        **({"beside": lane.beside} if lane.beside else {}),
     }
 
 
@@ -342,6 +376,8 @@ class Maker:
         override.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         wanted = [lane.requirement, *self.tests]
         self.run(log, *install, "--compile-bytecode", "--override", str(override), *wanted)
+        if lane.beside:
+            self.run(log, *install, "--no-deps", "--target", str(home / "beside"), lane.beside)
 
         show = "import torch, vllm; print('got', vllm.__version__, torch.__version__)"
         answer = self.run(log, python, "-c", show, cwd=home).stdout
@@ -414,6 +450,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="lanes to make; all of them if none is named")
     parser.add_argument("--root", type=Path, default=REPO / ".lanes", help="where they are (default: .lanes)")
+    parser.add_argument("--extra", action="store_true", help="the extra lanes instead, which `make test-all` uses")
     parser.add_argument("--list", action="store_true", help="show the lanes, make nothing")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="how many at a time (default: all)")
     parser.add_argument("--python", default="3.11", help="for the environments (default: 3.11)")
@@ -425,8 +462,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     root: Path = options.root.resolve()
     try:
-        declared = {lane.name: lane.spec for lane in declared_lanes(REPO)}
-        lanes = choose(declared, options.names)
+        file = REPO / "pyproject.toml"
+        declared = table(file, "extra-lanes") if options.extra else {one.name: one.spec for one in declared_lanes(REPO)}
+        lanes = choose(declared, options.names, table(file, "beside"))
         if options.list:
             for lane in lanes:
                 made = describe(root / lane.name) if read_record(root / lane.name) else "not made"
@@ -434,7 +472,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Outcome.HOLDS
         environment = dict(os.environ)
         environment.update(uv_settings(ask_pip(), environment))
-        tests = lane_tests(REPO / "pyproject.toml")
+        tests = lane_tests(file)
         maker = Maker(root, options.python, tests, find_uv(), environment)
     except PatchError as error:
         say(str(error), sys.stderr)

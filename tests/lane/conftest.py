@@ -28,6 +28,7 @@ if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
     import pytest
+    from ascend_fixtures import ascend, site  # noqa: F401 - fixtures
 
     def pytest_collection_modifyitems(items):
         """Warnings are errors in this project; those of vLLM and torch are not this project's."""

@@ -6,9 +6,9 @@ import sys
 import harness
 import pytest
 
-from balance_patcher import install as module
+from balance_patcher import installation as module
 from balance_patcher.errors import PatchError
-from balance_patcher.install import install, installed, stale, uninstall
+from balance_patcher.installation import install, installed, stale, uninstall
 
 HOOK = "_has_global_unfinished_reqs"
 

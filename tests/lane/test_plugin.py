@@ -8,7 +8,7 @@ import pytest
 
 from balance_patcher import decision, plugin
 from balance_patcher.errors import PatchError
-from balance_patcher.install import installed, uninstall
+from balance_patcher.installation import installed, uninstall
 
 
 def engine_class():
@@ -52,8 +52,8 @@ def clean(monkeypatch):
 
 
 def decide(additional, **more):
-    (made,) = decision.decide(Loop(), config(additional, **more))
-    return made
+    made = decision.decide(Loop(), config(additional, **more))
+    return next(each for each in made if each.feature == "balance")
 
 
 def test_arming_twice_calls_through_once():
