@@ -1,4 +1,4 @@
-"""The command line: ``verify`` and ``show``.
+"""The command line: ``verify``, ``show`` and ``status``.
 
 Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken, 2 wrong usage,
 3 could not check, and anything that nobody foresaw.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import traceback
 import warnings
@@ -23,9 +24,14 @@ from rich.console import Console
 
 from . import __version__
 from .check import check_lane, fetch
+from .compose import compose
+from .demo.session import run_demo
 from .errors import Failure, Outcome, PatchError, refuse
 from .feature import Feature
+from .hosts import as_json, as_lines, check_hosts, worst
+from .inspection import status as inspect_status
 from .lanes import declared_lanes, lane_named
+from .live import check_live
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
 from .registry import broken, features, find_feature
 from .render import prefer_astor
@@ -33,6 +39,7 @@ from .renderings import RENDERINGS
 from .report import LaneReport, Report
 from .source import FORMS, Lane, LaneSpec, Source, open_source
 from .terminal import as_text, print_report, show_features
+from .terminal_status import print_status
 
 _STATUS = """Exit status: 0 all hold; 1 something cannot be placed or an invariant is broken; 2 wrong usage; \
 3 could not check. Of several lanes, 2 goes before 1 before 3 before 0."""
@@ -42,6 +49,13 @@ app = typer.Typer(
     name="balance_patcher", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Patch vLLM at run time from declared deltas, and prove beforehand that they can be placed.",
 )  # fmt: skip
+
+
+class StartMethod(str, Enum):
+    """How an engine core is started."""
+
+    spawn = "spawn"
+    fork = "fork"
 
 
 class Format(str, Enum):
@@ -138,12 +152,31 @@ def verify(
         typer.Option(metavar="FORMAT:FILE", help="Write the report to a file as well; may be given several times."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="An absorbed delta is a failure too.")] = False,  # noqa: FBT002
+    live: Annotated[  # noqa: FBT002
+        bool, typer.Option("--live", help="Start real engine cores of the installed vLLM too, up to the model.")
+    ] = False,
+    start_method: Annotated[
+        StartMethod, typer.Option(help="How --live starts them; vLLM's servers use spawn.")
+    ] = StartMethod.spawn,
+    vllm_ascend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|REF",
+            help="Say instead what a release of vllm-ascend holds in the module that a feature stands in for: a "
+            "checkout, a wheel, pypi:vllm-ascend==VERSION or git:REPO@REF. With --format text or json.",
+        ),
+    ] = None,
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
     chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
+    lanes = ["installed"] if live and not lanes else lanes
     specs = [lane_named(text, Path.cwd()) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
+    if vllm_ascend is not None:
+        raise typer.Exit(_say_hosts(vllm_ascend, specs, chosen, format, alone=not (pins or expect or extra or live)))
+    if live and [spec.spec for spec in specs] != ["installed"]:
+        raise refuse("BP007", "--live speaks of the installed vLLM", next="name no other lane with it")
     wanted = read_pins(pins) if pins else {}
     if expect is not None:
         if pins or len(specs) != 1:
@@ -154,6 +187,7 @@ def verify(
         wanted = {specs[0].name: expect}
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
+    result.lanes += _guarded_live(chosen, start_method.value) if live else []
     result.lanes += [] if feature or not broken() else [LaneReport("deltas", "", failures=list(broken()))]
     if format is Format.text:
         print_report(result, Console())
@@ -167,6 +201,15 @@ def verify(
             _complain(error)
             outcomes.append(error.outcome)
     raise typer.Exit(int(Outcome.worst(outcomes)))
+
+
+def _say_hosts(host: str, specs: Sequence[LaneSpec], chosen: list[Feature], kind: Format, *, alone: bool) -> int:
+    if not alone or kind not in {Format.text, Format.json}:
+        what = "--vllm-ascend goes with lanes, --feature, and --format text or json, and with nothing else"
+        raise refuse("BP007", what, next="ask for the other report in a run of its own")
+    reports = check_hosts(host, specs, chosen)
+    typer.echo(as_json(reports) if kind is Format.json else as_lines(reports))
+    return int(worst(reports))
 
 
 def _report_file(text: str) -> tuple[Format, Path]:
@@ -226,6 +269,12 @@ def _check_all(
     return reports
 
 
+def _guarded_live(chosen: list[Feature], start_method: str) -> list[LaneReport]:
+    """What was seen in running engine cores, or one lane that says why nothing was."""
+    found = _guarded(LaneSpec("live", "installed"), lambda: check_live(chosen, start_method))
+    return [found] if isinstance(found, LaneReport) else found
+
+
 _T = TypeVar("_T")
 
 
@@ -272,7 +321,7 @@ def _features_of(what: str) -> list[Feature]:
     if not chosen:
         known = ", ".join(sorted({target for feature in features() for target in feature.targets}))
         raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {known}")
-    return chosen
+    return [compose(chosen)]  # what runs is one text, whoever edits it
 
 
 def _one_lane(text: str | None) -> LaneSpec:
@@ -283,3 +332,51 @@ def _one_lane(text: str | None) -> LaneSpec:
     more = f"; --lane takes {', '.join(other.name for other in others)} too" if others else ""
     sys.stderr.write(f"lane {named}{more}\n")
     return spec
+
+
+# -- status ----------------------------------------------------------------------------------
+
+
+class StatusFormat(str, Enum):
+    """How a status is written."""
+
+    text = "text"
+    json = "json"
+
+
+@app.command()
+def status(
+    format: Annotated[StatusFormat, typer.Option(help="How standard output is written.")] = StatusFormat.text,  # noqa: A002
+) -> None:
+    """Say what is declared, and what would be armed in a process of this Python; imports no vLLM."""
+    found = inspect_status()
+    if format is StatusFormat.text:
+        print_status(found, Console())
+    else:
+        typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+
+
+# -- demo ------------------------------------------------------------------------------------
+
+
+class DemoFormat(str, Enum):
+    """How the demo is shown while it runs."""
+
+    auto = "auto"
+    live = "live"
+    plain = "plain"
+
+
+@app.command()
+def demo(
+    requests: Annotated[int, typer.Option(min=8, max=1000, help="How many requests are sent in each replay.")] = 48,
+    seed: Annotated[int, typer.Option(help="Of the load; the same seed is the same load.")] = 0,
+    format: Annotated[  # noqa: A002
+        DemoFormat, typer.Option(help="Tables that change in place, or lines; auto: tables on a terminal.")
+    ] = DemoFormat.auto,
+) -> None:
+    """Show balance off beside on, in real engine cores on the CPU; needs vLLM's CPU build in this Python."""
+    console = Console()
+    run_demo(
+        requests, seed, console, live=console.is_terminal if format is DemoFormat.auto else format is DemoFormat.live
+    )

@@ -187,18 +187,18 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
     plain = live.__func__ if isinstance(live, (staticmethod, classmethod)) else live
     if isinstance(plain, FunctionType):
         raise PatchError(Failure(
-            "BP603", f"{qualname} is not upstream's function but {_place(live)}",
+            "BP603", f"{qualname} is not upstream's function but {place_of(live)}",
             "remove the other patch, or import it after balance_patcher and let it call through", (target,),
         ))  # fmt: skip
     raise PatchError(Failure(
-        "BP604", f"{qualname} is {_place(live)}, which has no code to compare",
+        "BP604", f"{qualname} is {place_of(live)}, which has no code to compare",
         "find out who put it there; it must be a plain function", (target,),
     ))  # fmt: skip
 
 
 def _wrapped(target: tuple[str, str], foreign: list[object]) -> Failure:
     return Failure(
-        "BP602", f"by {' around '.join(map(_place, foreign))}",
+        "BP602", f"by {' around '.join(map(place_of, foreign))}",
         f"install balance_patcher before {_name(foreign[0])} is applied, or remove that wrapper", (target,),
     )  # fmt: skip
 
@@ -206,7 +206,7 @@ def _wrapped(target: tuple[str, str], foreign: list[object]) -> Failure:
 def _edited(target: tuple[str, str], qualname: str, function: FunctionType) -> Failure:
     return Failure(
         "BP601", f"{qualname} as it runs was not compiled from this text",
-        "restart the process: the file was changed after vLLM was imported", (target, ("running", _place(function))),
+        "restart the process: the file was changed after vLLM was imported", (target, ("running", place_of(function))),
     )  # fmt: skip
 
 
@@ -243,13 +243,13 @@ def _name(live: object) -> str:
     return f"{type(live).__module__}.{type(live).__qualname__}"
 
 
-def _place(live: object) -> str:
+def place_of(live: object) -> str:
     """``module.name (file:line)`` of a live function, or the same of a callable object's class."""
     if isinstance(live, FunctionType):
         return f"{_name(live)} ({live.__code__.co_filename}:{live.__code__.co_firstlineno})"
     if isinstance(live, (partial, partialmethod, MethodType, staticmethod, classmethod)):
         inner = live.func if isinstance(live, (partial, partialmethod)) else live.__func__
-        return f"an object of {_name(live)} over {_place(inner)}"
+        return f"an object of {_name(live)} over {place_of(inner)}"
     call = next((vars(kind)["__call__"] for kind in type(live).__mro__ if "__call__" in vars(kind)), None)
     where = f" ({call.__code__.co_filename}:{call.__code__.co_firstlineno})" if isinstance(call, FunctionType) else ""
     return f"an object of {_name(live)}{where}"

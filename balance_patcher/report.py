@@ -54,6 +54,8 @@ class FeatureReport:
     Attributes:
         reversible: Whether taking the deltas out again gives upstream's text and tree back; ``None``
             when there was nothing to take out of.
+        live: Whether this was seen in a running engine core: each invariant is a line for a person, and where
+            nothing was put in there is nothing to take out.
     """
 
     name: str
@@ -62,22 +64,25 @@ class FeatureReport:
     calls: list[CallReport] = field(default_factory=list)
     reversible: bool | None = None
     failures: list[Failure] = field(default_factory=list)
+    live: bool = False
 
     @property
     def outcome(self) -> Outcome:
         statuses = [item.status for item in self.invariants] + [call.status for call in self.calls]
-        unknown = "unknown" in statuses or self.reversible is None
+        unknown = "unknown" in statuses or (not statuses if self.live else self.reversible is None)
         broken = self.reversible is False
         extra = [Outcome.BROKEN] * broken + [Outcome.UNKNOWN] * unknown
         return Outcome.worst([*(failure.outcome for failure in self.failures), *extra])
 
     @property
     def status(self) -> str:
-        """``applied``, ``absorbed``, ``not-applicable``, ``failed`` or ``unknown``."""
+        """``applied``, ``absorbed``, ``not-applicable``, ``failed`` or ``unknown``; ``holds`` of a live one."""
         if self.outcome is Outcome.UNKNOWN:
             return "unknown"
         if self.outcome is not Outcome.HOLDS:
             return "failed"
+        if self.live:
+            return "holds"
         found = {delta.status for delta in self.deltas}
         return next((status for status in ("applied", "absorbed", "not-applicable") if status in found), "unknown")
 
@@ -163,12 +168,16 @@ def place(delta: DeltaReport) -> str:
 
 def footer(feature: FeatureReport) -> Iterator[str]:
     """How many invariants and call shapes hold, and whether the rewrite is reversible."""
-    for name, items in (("invariants", feature.invariants), ("call shapes", feature.calls)):
+    for name, items in (
+        ("lines" if feature.live else "invariants", feature.invariants),
+        ("call shapes", feature.calls),
+    ):
         if items:
             unknown = sum(item.status == "unknown" for item in items)
             holds = sum(item.status == "holds" for item in items)
             yield f"{name} {holds}/{len(items)}" + (f" ({unknown} not checked)" if unknown else "")
-    yield {True: "takes out clean", False: "does not take out clean", None: "not rewritten"}[feature.reversible]
+    if not feature.live or feature.reversible is not None:
+        yield {True: "takes out clean", False: "does not take out clean", None: "not rewritten"}[feature.reversible]
 
 
 def names(failure: Failure, delta: str, declared: str) -> bool:

@@ -26,7 +26,7 @@ from .rewrite import Rewrite
 from .source import Lane
 from .targets import Target
 
-_COLOURS = {
+COLOURS = {
     "applied": "green", "absorbed": "cyan", "not-applicable": "cyan", "failed": "red", "unknown": "yellow",
     "holds": "green", "broken": "red", "ok": "green", "usage": "red", "proven": "green", "different": "red",
 }  # fmt: skip
@@ -50,7 +50,7 @@ def print_report(report: Report, console: Console) -> None:
         for failure in lane.all_failures:
             lines += [*_failure(lane, failure, width), Text()]
     style = "bold green" if report.outcome is Outcome.HOLDS else "bold red"
-    lines += [Text(line, style) for line in _folded(report.verdict, width, 0)]
+    lines += [Text(line, style) for line in folded(report.verdict, width, 0)]
     for line in lines:
         line.rstrip()
         console.print(line, soft_wrap=True)
@@ -66,13 +66,14 @@ def _lane(lane: LaneReport, width: int | None) -> Iterator[Text]:
         yield Text(heading, "bold")
     for feature in lane.features:
         yield from _table(feature, width)
-        for at, line in enumerate(_folded(f"  {feature.name}: {feature.status}, {', '.join(footer(feature))}", width)):
-            colour = _COLOURS.get(feature.status, "yellow")
+        yield from _seen(feature, width)
+        for at, line in enumerate(folded(f"  {feature.name}: {feature.status}, {', '.join(footer(feature))}", width)):
+            colour = COLOURS.get(feature.status, "yellow")
             yield Text(line, f"bold {colour}" if not at else colour)
     if lane.pin:
         told = f"  pin {lane.pin.wanted}: {lane.pin.status}, {lane.pin.detail}"
-        colour = _COLOURS.get(lane.pin.status, "yellow")
-        yield from (Text(line, colour) for line in _folded(_COMMIT.sub(r"\1", told), width))
+        colour = COLOURS.get(lane.pin.status, "yellow")
+        yield from (Text(line, colour) for line in folded(_COMMIT.sub(r"\1", told), width))
 
 
 def _table(feature: FeatureReport, width: int | None) -> Iterator[Text]:
@@ -89,14 +90,25 @@ def _table(feature: FeatureReport, width: int | None) -> Iterator[Text]:
             return
         line = Text("  ")
         for at in shown:
-            colour = "dim" if delta is None else _COLOURS.get(row[1], "yellow") if at == 1 else ""
+            colour = "dim" if delta is None else COLOURS.get(row[1], "yellow") if at == 1 else ""
             line.append(row[at].ljust(widths[at] + 2), colour)
         yield line
         if delta is not None:
             below = [delta.variant] if narrow and delta.variant else []
             # The whole of a failure follows below the tables.
             below.append(delta.detail.partition(": ")[0] if delta.status == "failed" else delta.detail)
-            yield from (Text(more, "dim") for more in _folded("      " + "; ".join(filter(None, below)), width, 6))
+            yield from (Text(more, "dim") for more in folded("      " + "; ".join(filter(None, below)), width, 6))
+
+
+def _seen(feature: FeatureReport, width: int | None) -> Iterator[Text]:
+    """A line for each thing that was seen in a running engine core."""
+    for line in feature.invariants if feature.live else ():
+        told = f"  {line.status:<8}{line.name}: {line.detail}"
+        for at, part in enumerate(folded(told, width, 10)):
+            text = Text(part)
+            if not at:
+                text.stylize(COLOURS.get(line.status, "yellow"), 2, 10)
+            yield text
 
 
 def _failure(lane: LaneReport, failure: Failure, width: int | None) -> Iterator[Text]:
@@ -105,10 +117,10 @@ def _failure(lane: LaneReport, failure: Failure, width: int | None) -> Iterator[
             yield Text(line)
         else:
             label = _LABEL.match(line) if line.startswith(" ") else None
-            yield from map(Text, _folded(line, width, label.end() if label else 4))
+            yield from map(Text, folded(line, width, label.end() if label else 4))
 
 
-def _folded(line: str, width: int | None, indent: int = 4) -> list[str]:
+def folded(line: str, width: int | None, indent: int = 4) -> list[str]:
     if not line.strip():
         return []
     if width is None or len(line) <= width:
@@ -120,7 +132,7 @@ def _folded(line: str, width: int | None, indent: int = 4) -> list[str]:
 
 
 def _painted(status: str) -> tuple[str, str]:
-    return status, _COLOURS.get(status, "yellow")
+    return status, COLOURS.get(status, "yellow")
 
 
 # -- show ------------------------------------------------------------------------------------

@@ -673,6 +673,16 @@ def test_a_target_shows_itself_alone(good: str, capsys: Capture) -> None:
     assert "+++ b/<balance_patcher" in shown(capsys, HOOK, "--lane", good, "--diff")
 
 
+def test_a_target_is_shown_as_it_runs_whoever_edits_it(good: str, capsys: Capture) -> None:
+    text = shown(capsys, SCHEDULE, "--lane", good)
+    assert "if not self._balance_enabled and not self._disable_preemption:  # bp: balance+prefill" in text
+    assert "if self._disable_preemption:  # bp: prefill_preemption.keep-running" in text
+    added = [line for line in shown(capsys, SCHEDULE, "--lane", good, "--diff").splitlines() if line[:2] == "+ "]
+    assert {line.partition("# bp: ")[2].partition(".")[0] for line in added} == {
+        "balance", "prefill_preemption", "balance+prefill_preemption",
+    }  # fmt: skip
+
+
 def test_the_line_map_leads_back(good: str, release_dir: Releases, capsys: Capture) -> None:
     text = shown(capsys, SCHEDULE, "--lane", good)
     upstream = (release_dir("0.32.0") / "vllm/v1/core/sched/scheduler.py").read_text("utf-8").splitlines()

@@ -19,7 +19,7 @@ import pytest
 
 from balance_patcher.check import check_lane
 from balance_patcher.errors import Failure, Outcome
-from balance_patcher.registry import features
+from balance_patcher.registry import find_feature
 from balance_patcher.report import LaneReport
 from balance_patcher.source import LaneSpec
 
@@ -441,7 +441,7 @@ ALSO = {
 
 
 def checked(folder: Path) -> LaneReport:
-    report, _ = check_lane(LaneSpec("mutant", f"dir:{folder}"), features())
+    report, _ = check_lane(LaneSpec("mutant", f"dir:{folder}"), [find_feature("balance")])
     return report
 
 
