@@ -24,6 +24,10 @@ test-unit: .venv/.made-dev  ## the tests that need no vLLM
 	@$(BIN)/coverage run -m pytest
 	@$(BIN)/coverage report --format=total | sed 's/.*/branch coverage: &%/'
 
+.PHONY: model
+model: .venv/.made-dev  ## explore the ranks' protocol: the deadlocks of a misplaced gather, none of the shipped one
+	@$(BIN)/python -m tests.model
+
 # -W default: vLLM and torch warn on import. The other settings of pyproject.toml hold.
 .PHONY: test-lanes
 test-lanes: lanes  ## tests/lane and tests/engine on each lane's real vLLM
@@ -31,6 +35,16 @@ test-lanes: lanes  ## tests/lane and tests/engine on each lane's real vLLM
 	for name in $$names; do \
 		echo "lane $$name: tests"; \
 		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/lane tests/engine || failed+=" $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+
+.PHONY: test-all
+test-all: test  ## what `make test` does, and the other releases of vllm-ascend, each on its vLLM
+	@$(BIN)/python -m tools.lanes --extra
+	@names=$$($(BIN)/python -m tools.lanes --extra --list | cut -d' ' -f1); failed=; \
+	for name in $$names; do \
+		echo "lane $$name: tests"; \
+		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/wheels || failed+=" $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
@@ -46,6 +60,11 @@ bench: lanes  ## ratios to upstream's own work on each lane's real vLLM; JSON in
 .PHONY: lanes
 lanes: .venv/.made-dev  ## make the environment of each lane; nothing is done for one that is up to date
 	@$(BIN)/python -m tools.lanes
+
+.PHONY: demo
+demo: .venv/.made-dev  ## balance off beside on in real engine cores, on this machine's CPU
+	@$(BIN)/python -m tools.lanes main
+	@PYTHONPATH='$(CURDIR)' VLLM_CACHE_ROOT='$(CURDIR)/.lanes/main/cache' .lanes/main/bin/python -m balance_patcher demo
 
 .PHONY: lint
 lint: .venv/.made-dev  ## ruff, mypy --strict, and the layers of the package

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from balance_patcher.build import compile_plan
+from balance_patcher.coverage import read_module
 from balance_patcher.errors import PatchError
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import find_feature
-from balance_patcher.source import Lane
+from balance_patcher.source import Lane, module_text
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -51,6 +52,20 @@ def test_the_failure_that_is_shown_is_the_one_that_is_given(release_copy: Callab
     plan = make_plan(Lane("copy", DirSource("dir", folder)), find_feature("balance"))
     (shown,) = [block for block in blocks("text") if block.startswith("BP101")]
     assert str(plan.placement("balance.admission-gate").failures[0]) == shown.strip()
+
+
+def integration() -> str:
+    """The file that vllm-ascend could have instead of its copy."""
+    (text,) = [block for block in blocks("python") if "stand_in(__name__)" in block]
+    return text
+
+
+def test_the_integration_has_at_most_twenty_lines_and_is_covered_itself(text_lane: Callable[..., Lane]) -> None:
+    feature = find_feature("balance")
+    assert feature.stand_in is not None
+    assert len(integration().splitlines()) <= 20
+    text = module_text(feature.stand_in.module, "x", "patch_balance_schedule.py", integration().encode())
+    assert read_module(feature.stand_in, text, text_lane({"vllm/__init__.py": ""})).covered
 
 
 def test_the_two_commands_of_the_set_up_are_there() -> None:

