@@ -51,6 +51,7 @@ class Installation:
         upstream: The live class that each runtime class extends.
         own: The attributes of each of our classes as it was built.
         hooked: The targets outside of the runtime classes whose functions are bound.
+        stands_in: The module of a host project that was filled with it; empty if none was.
     """
 
     built: Built
@@ -59,6 +60,7 @@ class Installation:
     upstream: dict[str, type] = field(default_factory=dict)
     own: dict[type, dict[str, object]] = field(default_factory=dict)
     hooked: set[str] = field(default_factory=set)
+    stands_in: str = ""
 
     def __post_init__(self) -> None:
         for base in self.built.classes:
@@ -90,7 +92,7 @@ class Installation:
 
     @property
     def mark(self) -> Mark:
-        """How far it is bound, for :func:`take_back`."""
+        """How far it is bound, so that a transaction can be rolled back to it."""
         return len(self.bindings), len(self.rebased), frozenset(self.hooked)
 
 

@@ -114,6 +114,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP607": ("somebody else's attribute would be lost", _B),
     "BP608": ("declared but not installed", _B),
     "BP609": ("what runs is not what is declared", _B),
+    "BP610": ("bound with another project's module", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),

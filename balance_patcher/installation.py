@@ -31,7 +31,6 @@ __all__ = [
     "installed",
     "overwritten",
     "stale",
-    "take_back",
     "uninstall",
     "wrapped",
 ]
@@ -104,6 +103,7 @@ def install_together(features: Sequence[Feature], then: Then | None = None) -> I
         holders = [holder for holder in _INSTALLED.values() if len(overlapping([*features, holder.feature])) == 1]
         if len(holders) == 1 and all(bound(feature.name) is holders[0] for feature in features):
             return _complete(holders[0], features, then)
+        _refuse_any(_standing_in(holder, features) for holder in holders if holder.stands_in)
         before = [holder.feature for holder in holders]
         parts = [part for feature in before for part in (feature.parts or (feature,))]
         for feature in before:
@@ -114,6 +114,14 @@ def install_together(features: Sequence[Feature], then: Then | None = None) -> I
             for feature in before:
                 install(feature)
             raise
+
+
+def _standing_in(holder: Installation, features: Sequence[Feature]) -> Failure:
+    names = " and ".join(repr(feature.name) for feature in features if bound(feature.name) is not holder)
+    return Failure(
+        "BP610", f"{names} would have to share a function with {holder.feature.name!r}, which stands in for "
+        f"{holder.stands_in}", next=f"name it there, where that module is filled: stand_in(__name__, {names})",
+    )  # fmt: skip
 
 
 def _complete(installation: Installation, features: Sequence[Feature], then: Then | None) -> Installation:
@@ -128,21 +136,6 @@ def _complete(installation: Installation, features: Sequence[Feature], then: The
         _roll_back(installation, mark)
         raise
     return installation
-
-
-def take_back(name: str, mark: Mark | None) -> None:
-    """Undo what was bound for a feature since a mark was taken; ``None`` was taken when it was not bound at all.
-
-    Raises:
-        PatchError: As :func:`uninstall` does.
-    """
-    with _LOCK:
-        found = bound(name)
-        if mark is None or found is None:
-            uninstall(name)
-        elif found.mark != mark:
-            _refuse_any([*overwritten(found), *wrapped(found)])
-            _roll_back(found, mark)
 
 
 def uninstall(name: str) -> None:

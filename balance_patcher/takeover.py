@@ -240,6 +240,7 @@ def fill(module: ModuleType, feature: Feature, stand_in: StandIn, also: Sequence
 
     def names(installation: Installation, bind: Bind) -> None:
         stand_in.fill(module, installation.built.classes[base], bind)
+        installation.stands_in = module.__name__
 
     install(chosen, classes_only=True, then=names)
 

@@ -206,18 +206,39 @@ def test_off_is_upstreams_own_method_and_on_is_ours(world: World) -> None:
     ours._toy = False
 
 
-def test_taken_back_to_the_class_the_hook_is_upstreams_again(world: World) -> None:
+def test_an_engine_that_cannot_have_it_leaves_the_class_and_upstreams_hook(world: World) -> None:
     turn = vars(world.toy.Motor)["turn"]
     takeover.watch()
     module = world.load()
-    mark = installation.bound("toy").mark
-    installation.install(feature())
-    installation.take_back("toy", mark)
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("not this engine")
+
+    with pytest.raises(RuntimeError, match="not this engine"):
+        installation.install_together([feature()], refused)
     assert vars(world.toy.Motor)["turn"] is turn
     assert world.toy.Pump is module.HostPump
     assert installation.installed("toy") is None
-    installation.install(feature())
+    installation.install_together([feature()])
     assert vars(world.toy.Motor)["turn"] is not turn
+
+
+def test_a_feature_that_would_have_to_join_is_refused_with_what_to_write(world: World) -> None:
+    off = "if not self._more:\n    return super().run($$$PARAMETERS)"
+    more = Feature(
+        "more", "More.",
+        (Delta("more.off", RUN, "why", "toy", "never", (Variant("off", edits=(Prologue(off),)),)),),
+    )  # fmt: skip
+    takeover.watch()
+    module = world.load()
+    with pytest.raises(PatchError) as caught:
+        installation.install_together([more])
+    (failure,) = caught.value.failures
+    assert failure.code == "BP610"
+    assert f"which stands in for {MODULE}" in failure.what
+    assert failure.next.endswith("stand_in(__name__, 'more')")
+    assert world.toy.Pump is module.HostPump
+    assert installation.bound("more") is None
 
 
 def test_uninstalling_puts_back_everything_that_the_take_over_changed(world: World) -> None:

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
@@ -221,9 +222,10 @@ def engines():
     for method in ("spawn", "fork"):
         if method == "fork":
             alone()
+        deadline = time.monotonic() + 600  # four interpreters import vLLM at once
         children = [(name, *start(method, name, folder)) for name in names]
         for name, child, facts in children:
-            child.join(240)
+            child.join(max(0, deadline - time.monotonic()))
             if child.is_alive():
                 child.kill()
                 child.join()

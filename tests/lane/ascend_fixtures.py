@@ -53,7 +53,7 @@ def ascend(site, tmp_path_factory):
             }  # fmt: skip
             command = [sys.executable, "-c", "import ascend_driver; ascend_driver.main()", job]
             answer = subprocess.run(
-                command, env=child, cwd=folder, capture_output=True, text=True, timeout=800, check=False
+                command, env=child, cwd=folder, capture_output=True, text=True, timeout=1500, check=False
             )
             lines = [line for line in answer.stdout.splitlines() if line.startswith('{"ascend"')]
             assert lines, f"{answer.stdout[-4000:]}\n{answer.stderr[-4000:]}"

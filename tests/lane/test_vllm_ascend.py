@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(
         LANE.name not in DECLARED, reason=f"no vllm-ascend is released for the vLLM of lane {LANE.name!r}"
     ),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1600),
 ]
 
 

@@ -10,7 +10,7 @@ from ascend_fixtures import DECLARED, LANE
 pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(LANE.name not in DECLARED, reason=f"no vllm-ascend is declared beside lane {LANE.name!r}"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1600),
 ]
 
 TAKEN = {"ascend-24": True, "ascend-25": True, "ascend-26": False, "release": True}
