@@ -105,6 +105,11 @@ def prefill_preemption_needless(*_: Any) -> str | None:
     return None
 
 
+def prefill_preemption_observed(engine: Any) -> dict[str, object] | None:
+    """Nothing that needs to be told; ``None`` where the engine's scheduler preempts after all."""
+    return {} if getattr(engine.scheduler, "_disable_preemption", False) else None
+
+
 def prefill_scheduler(upstream: type) -> type:
     """``PrefillScheduler``, a subclass of the installed ``Scheduler``; ``schedule`` is added by the patcher.
 
@@ -176,6 +181,7 @@ FEATURE = Feature(
         asked=prefill_preemption_asked_by,
         excluded=prefill_preemption_excluded,
         needless=prefill_preemption_needless,
+        observed=prefill_preemption_observed,
     ),
 )
 
