@@ -319,6 +319,8 @@ class Running:
             [sys.executable, "-m", "balance_patcher", "demo", *arguments], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{root}", "TMPDIR": str(folder), **environment},
+            # A job in the background of a shell is started with Ctrl-C ignored, and its children would be too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
 
     def groups(self) -> list[int]:
