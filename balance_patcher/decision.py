@@ -12,8 +12,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import reminder
@@ -23,9 +23,9 @@ from .compose import overlapping
 from .decided import decided, record
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .installation import install_together, installed
+from .installation import bound, install_together, installed
 from .plan import make_plan
-from .registry import broken, features
+from .registry import broken, features, suspected
 from .source import InstalledSource, Lane
 from .takeover import left_alone
 
@@ -94,6 +94,7 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     load_general_plugins()
     for failure in broken():
         _logger.error("%s", failure)
+    _refuse_if_asked_of_a_broken_file(vllm_config)
     with _LOCK:
         made = _decide_all(engine, vllm_config)
         for decision in made:
@@ -106,6 +107,20 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     _warn_of_unplaced([decision.feature for decision in made if decision.source is None])
     _stop_or_remind(engine, [decision for decision in made if decision.failures])
     return made
+
+
+def _refuse_if_asked_of_a_broken_file(vllm_config: Any) -> None:
+    """A file of ours that cannot be imported declares nothing; a key that it speaks of may still ask for it."""
+    suspects = suspected(_words(getattr(vllm_config, "additional_config", None))) if broken() else ()
+    if suspects and switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
+        raise PatchError(*suspects)
+
+
+def _words(value: Any) -> set[str]:
+    """Every key of a configuration, however deep."""
+    if not isinstance(value, Mapping):
+        return set()
+    return {str(key) for key in value}.union(*(_words(inner) for inner in value.values()))
 
 
 def _stop_or_remind(engine: Any, failed: list[Decision]) -> None:
@@ -127,17 +142,22 @@ def _warn_of_unplaced(names: list[str]) -> None:
     """
     told = []
     with no_collection():
-        lane = Lane("installed", InstalledSource())
         for feature in features():
             if feature.name not in names or feature.enabling is None or left_alone(feature.name) is not None:
                 continue
             try:
-                failures = make_plan(lane, feature).all_failures
+                failures = make_plan(Lane("installed", InstalledSource()), feature).all_failures
             except Exception as error:  # noqa: BLE001 - nobody asked for it, so nobody is stopped
                 failures = list(_failures(error))
             told += [f"{feature.name}: {failure.headline}" for failure in failures[:1]]
     if told:
         _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
+
+
+def asked_for(vllm_config: Any) -> tuple[str, ...]:
+    """The features that a configuration asks for, and that no host's own copy is trusted with."""
+    rules = [(feature.name, feature.enabling) for feature in features() if left_alone(feature.name) is None]
+    return tuple(name for name, rule in rules if rule is not None and rule.asked(vllm_config) is not None)
 
 
 def confirm(engine: Any, vllm_config: Any) -> None:
@@ -152,27 +172,67 @@ def confirm(engine: Any, vllm_config: Any) -> None:
             of which one gathers and another does not would wait for each other.
     """
     for feature in features():
-        installation = installed(feature.name)
-        if feature.enabling is None or installation is None or not decided(vllm_config, feature.name):
+        rule = feature.enabling
+        if rule is None:
             continue
-        changed = tuple(overwritten(installation))
+        installation = installed(feature.name)
+        on = bool(decided(vllm_config, feature.name))
+        facts = rule.observed(engine) if rule.observed is not None else {}
+        if not on:
+            _refuse_another(feature, vllm_config, facts)
+            continue
+        changed = tuple(overwritten(installation)) if installation is not None else ()
         if changed:
             raise PatchError(*changed)
-        _effective(installation, engine, vllm_config)
-        facts = feature.enabling.observed(engine)
-        if facts is None:
+        if installation is None or facts is None:
             raise refuse(
                 "BP702", f"the engine was built, and {feature.name} does not run in it",
                 next="find out what replaced its scheduler, or switch the feature off",
             )  # fmt: skip
-        source = feature.enabling.asked(vllm_config) or ""
+        _effective(installation, engine, vllm_config)
+        source = rule.asked(vllm_config) or ""
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
+
+
+def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object] | None) -> None:
+    """What was decided to be off must not run; and what a host's own copy was trusted with must."""
+    rule = feature.enabling
+    if rule is None or rule.observed is None:
+        return
+    left = left_alone(feature.name)
+    if left is None and facts is not None and bound(feature.name) is not None:
+        raise refuse(
+            "BP702", f"{feature.name} was decided to be off, and runs in the engine that was built",
+            next="build the scheduler with the configuration that the engine core was given, not with a copy of it",
+        )  # fmt: skip
+    if left is not None and facts is None and rule.asked(vllm_config) is not None:
+        raise refuse(
+            "BP702", f"{feature.name} is asked for and runs nowhere: {left}, and its scheduler has it off",
+            next="ask for it as that copy wants it, or let ours stand in for it",
+        )  # fmt: skip
+
+
+def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -> None:
+    """The engine that was decided on was not built, or was refused: nothing is on in it."""
+    why = error.failures[0].headline if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+    with _LOCK:
+        again = tuple(
+            replace(decision, active=False, reason=f"{decision.feature}: OFF because the engine was not built: {why}")
+            if decision.active
+            else decision
+            for decision in made
+        )
+        _DECISIONS[:] = [again if known is made else known for known in _DECISIONS]
+        for decision in again:
+            record(vllm_config, decision.feature, active=decision.active)
 
 
 def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     """One decision for each feature; what is to be on is installed, those that share a function together."""
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
     wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
+    if wanted:
+        switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop")  # a bad value is told before it is needed
     made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
     for group in overlapping(wanted):
         sources = {feature.name: str(found[feature.name]) for feature in group}
@@ -182,24 +242,36 @@ def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
 
 def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
     """Who asks for a feature that can be installed; or the decision that it is off."""
-    left = left_alone(feature.name)
-    if left is not None:
-        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {left}")
     rule = feature.enabling
     if rule is None:
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because nothing can ask for it")
-    source = rule.asked(vllm_config)
+    try:
+        source = rule.asked(vllm_config)
+    except PatchError as error:
+        return _off(feature, error.failures, "a value that says neither yes nor no")
+    except Exception as error:
+        # Whether it is asked for is not known, and what nobody asks for stops nobody.
+        _logger.exception("%s: whether it is asked for cannot be read", feature.name)
+        reason = f"{feature.name}: OFF because whether it is asked for cannot be read: {type(error).__name__}: {error}"
+        return Decision(feature.name, active=False, reason=reason)
+    left = left_alone(feature.name)
+    if left is not None:
+        reason = f"{feature.name}: OFF because {left}"
+        return Decision(feature.name, active=False, reason=reason, source=source)
     if source is None:
         reason = f"{feature.name}: OFF because the configuration does not ask for it"
         return Decision(feature.name, active=False, reason=reason)
-    excluded = rule.excluded(engine, vllm_config)
+    try:
+        excluded = rule.excluded(engine, vllm_config)
+        needless = rule.needless(engine, vllm_config) if not excluded else None
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
+        return _off(feature, _failures(error), source)
     if excluded:
         failures = tuple(
             Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
             for why in excluded
         )
         return _off(feature, failures, source)
-    needless = rule.needless(engine, vllm_config)
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}", source=source)
@@ -247,7 +319,7 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
                     next="let that class call its base's method, or switch the feature off",
                 )
     for base, ours in installation.built.classes.items():
-        chosen = vllm_config.scheduler_config.get_scheduler_cls()
+        chosen = _scheduler_class(vllm_config)
         for target in installation.built.functions:
             owner, _, name = target.rpartition(".")
             if owner != base:
@@ -261,6 +333,18 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
                     ("file", str(where)),
                     next="choose a scheduler class that inherits the method, or switch the feature off",
                 )  # fmt: skip
+
+
+def _scheduler_class(vllm_config: Any) -> type:
+    try:
+        chosen: type = vllm_config.scheduler_config.get_scheduler_cls()
+    except Exception as error:
+        asked = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
+        raise refuse(
+            "BP702", f"the scheduler class {asked!r} cannot be had: {type(error).__name__}: {error}",
+            next="mend `scheduler_cls`, or leave it out",
+        ) from error  # fmt: skip
+    return chosen
 
 
 def _class_name(cls: type | None) -> str:

@@ -10,6 +10,6 @@ def platform() -> None:
 
 def general() -> None:
     """``vllm.general_plugins``: an error from here stops the engine, as it should."""
-    from .plugin import arm
+    from .plugin import arm_late
 
-    arm()
+    arm_late()

@@ -115,9 +115,11 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP608": ("declared but not installed", _B),
     "BP609": ("what runs is not what is declared", _B),
     "BP610": ("bound with another project's module", _B),
+    "BP611": ("engine core did not ask", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),
+    "BP703": ("neither yes nor no", _B),
 }
 
 

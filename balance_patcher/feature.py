@@ -44,7 +44,7 @@ class Enabling:
             engine core that is being built, too.
         needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
         observed: What a finished engine shows of it, for the line in the log, by name; ``None`` when it does not run
-            in that engine after all. Gets the engine core.
+            in that engine after all. Gets the engine core. Without it nothing is looked at.
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
     """
@@ -52,7 +52,7 @@ class Enabling:
     asked: Callable[[Any], str | None]
     excluded: Callable[[Any, Any], tuple[str, ...]]
     needless: Callable[[Any, Any], str | None]
-    observed: Callable[[Any], dict[str, object] | None] = lambda _: {}
+    observed: Callable[[Any], dict[str, object] | None] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -11,12 +11,12 @@ import importlib.abc
 import importlib.machinery
 import sys
 import threading
-from collections.abc import Sequence
-from types import FunctionType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from . import takeover
-from .decision import confirm, decide, switch
+from .decision import asked_for, confirm, decide, switch, unmake
 from .errors import refuse
 
 ENGINE_MODULE = "vllm.v1.engine.core"
@@ -40,6 +40,51 @@ def arm() -> None:
         elif not any(isinstance(finder, _EngineFinder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _EngineFinder())
         takeover.watch()
+
+
+def arm_late() -> None:
+    """Arm, from a general plugin: vLLM runs those in the engine core's constructor already.
+
+    Raises:
+        PatchError: BP611, if an engine core that asks for a feature is being built and nobody decided for it:
+            it was armed too late, or its constructor was replaced. It must not start without what it asks for.
+    """
+    arm()
+    if switch("BALANCE_PATCHER", _SWITCH, "auto") != "auto":
+        return
+    config = _being_built()
+    names = asked_for(config) if config is not None else ()
+    if names:
+        raise refuse(
+            "BP611", f"{' and '.join(names)} is asked for by an engine core that did not ask us",
+            next="let the platform plugin of balance_patcher arm (VLLM_PLUGINS filters both by name), and find out who "
+            f"replaced {ENGINE_CLASS}.__init__",
+        )  # fmt: skip
+
+
+def _being_built() -> Any:
+    """The configuration of an engine core that is being built, on this stack, without our call-through."""
+    owner = getattr(sys.modules.get(ENGINE_MODULE), ENGINE_CLASS, None)
+    found = None
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - `inspect.stack` reads every source file
+    while frame is not None and owner is not None:
+        if frame.f_code is _CALL_THROUGH:
+            return None
+        first, *others = frame.f_locals.values() or (None,)
+        if owner in type(first).__mro__:
+            found = next((value for value in _passed(others) if _is_configuration(value)), found)
+        frame = frame.f_back
+    return found
+
+
+def _passed(values: Sequence[Any]) -> Iterator[Any]:
+    """Local values, and what stands in ``*args`` and ``**kwargs`` among them."""
+    for value in values:
+        yield from value if isinstance(value, tuple) else value.values() if isinstance(value, dict) else (value,)
+
+
+def _is_configuration(value: Any) -> bool:
+    return hasattr(value, "scheduler_config") and hasattr(value, "parallel_config")
 
 
 def stand_in(name: str, *also: str) -> None:
@@ -88,17 +133,24 @@ def disarm() -> None:
 class _EngineFinder(importlib.abc.MetaPathFinder):
     """Guards the engine core's module as soon as it has been executed, then leaves."""
 
+    def __init__(self) -> None:
+        self._asking = False
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != ENGINE_MODULE:
+        if fullname != ENGINE_MODULE or self._asking:
             return None
-        for finder in [finder for finder in sys.meta_path if finder is not self]:
-            spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Guarding(spec.loader, self)
-                return spec
+        self._asking = True  # another finder may ask all finders too
+        try:
+            for finder in [finder for finder in sys.meta_path if finder is not self]:
+                spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _Guarding(spec.loader, self)
+                    return spec
+        finally:
+            self._asking = False
         return None
 
 
@@ -107,6 +159,9 @@ class _Guarding(importlib.abc.Loader):
 
     def __init__(self, loader: importlib.abc.Loader, finder: _EngineFinder) -> None:
         self._loader, self._finder = loader, finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # `runpy` and `inspect` ask a loader for more than to load
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -143,10 +198,17 @@ def _guarded(owner: type) -> Any:
 
 def _guarded_init(upstream: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        if not args and "vllm_config" not in kwargs:
+            upstream(self, *args, **kwargs)  # it says what it misses
+            return
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        decide(self, config)
-        upstream(self, *args, **kwargs)
-        confirm(self, config)
+        made = decide(self, config)
+        try:
+            upstream(self, *args, **kwargs)
+            confirm(self, config)
+        except BaseException as error:
+            unmake(made, config, error)
+            raise
 
     __init__.__qualname__ = f"{ENGINE_CLASS}.__init__"
     __init__.__doc__ = upstream.__doc__

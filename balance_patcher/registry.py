@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import traceback
+from collections.abc import Collection
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 
 from .errors import Failure, PatchError, refuse
@@ -62,6 +64,19 @@ def delta_modules() -> tuple[ModuleType, ...]:
 def broken() -> tuple[Failure, ...]:
     """Why files in ``deltas/`` are left out (BP001, BP002)."""
     return _loaded()[1]
+
+
+def suspected(words: Collection[str]) -> tuple[Failure, ...]:
+    """Those of :func:`broken` whose file speaks of one of these words, as a whole text in quotes."""
+    package = importlib.import_module(f"{__package__}.deltas")
+    found = []
+    for failure in broken():
+        place = dict(failure.fields).get("declared", failure.what).partition(".py")[0].rpartition("/")[2]
+        files = [Path(folder, f"{place}.py") for folder in package.__path__]
+        text = "".join(file.read_text("utf-8", errors="replace") for file in files if file.is_file())
+        if any(f'"{word}"' in text or f"'{word}'" in text for word in words):
+            found.append(failure)
+    return tuple(found)
 
 
 def features() -> tuple[Feature, ...]:

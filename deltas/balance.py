@@ -40,6 +40,7 @@ from balance_patcher.feature import (
     Sets,
 )
 
+from .asking import NESTED, places, yes_or_no
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -221,28 +222,17 @@ def balance_asked_by(vllm_config: Any) -> str | None:
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
-    written = [(name, place[KEY]) for name, place in _places(vllm_config) if KEY in place]
+    written = [(f"{name}.{KEY}", place[KEY]) for name, place in places(vllm_config) if place.get(KEY) is not None]
     config = ascend_config(vllm_config)
     scheduler = getattr(config, "scheduler_config", None)
     if hasattr(scheduler, KEY):
         parsed = getattr(scheduler, KEY)
-    elif hasattr(config, KEY) and not any(name == _NESTED for name, _ in written):
+    elif hasattr(config, KEY) and not any(name.startswith(NESTED) for name, _ in written):
         parsed = getattr(config, KEY)
     else:
         name, value = next(iter(written), ("", None))
-        return f"{name}.{KEY}" if value else None
-    return next((f"{name}.{KEY}" for name, _ in written), f"vllm_ascend.{KEY}") if parsed else None
-
-
-_NESTED = "additional_config.scheduler_config"
-
-
-def _places(vllm_config: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Where a setting may be written, the place that wins first."""
-    extra = getattr(vllm_config, "additional_config", None)
-    extra = extra if isinstance(extra, dict) else {}
-    nested = extra.get("scheduler_config")
-    return ((_NESTED, nested if isinstance(nested, dict) else {}), ("additional_config", extra))
+        return name if yes_or_no(name, value) else None
+    return next((name for name, _ in written), f"vllm_ascend.{KEY}") if parsed else None
 
 
 def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
@@ -253,7 +243,7 @@ def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
     if role in ("kv_producer", "kv_consumer"):
         reasons.append(f"{KEY} and kv_transfer_config.kv_role={role} exclude each other (kv_both is allowed)")
     for key in ("profiling_chunk_config", "dyntra_lb_config"):
-        written = next((place[key] for _, place in _places(vllm_config) if key in place), None)
+        written = next((place[key] for _, place in places(vllm_config) if key in place), None)
         if isinstance(written, dict) and written.get("enabled"):
             reasons.append(f"{KEY} and {key}.enabled exclude each other")
     size = vllm_config.parallel_config.data_parallel_size
@@ -276,10 +266,11 @@ def balance_needless(_: Any, vllm_config: Any) -> str | None:
 
 def balance_observed(engine: Any) -> dict[str, object] | None:
     """The cap that this engine's gate compares with, read from the scheduler that it has built."""
-    scheduler = engine.scheduler
+    scheduler = getattr(engine, "scheduler", None)
     if not getattr(scheduler, "_balance_enabled", False):
         return None
-    return {"cap": scheduler._balance_cap()}  # noqa: SLF001 - the method that the gate's own delta exports
+    cap = getattr(scheduler, "_balance_cap", None)  # the method that the gate's own delta exports
+    return {"cap": cap()} if cap is not None else {}
 
 
 def balance_scheduler(upstream: type) -> type:

@@ -14,6 +14,7 @@ from balance_patcher.decided import decided
 from balance_patcher.delta import Anchor, Delta, InsertAfter, Level, Prologue, Variant
 from balance_patcher.feature import CallShape, Enabling, Example, Feature, Ordered, Refusal, RuntimeClass, Sets
 
+from .asking import places, yes_or_no
 from .balance_ascend import filled
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -83,12 +84,9 @@ def prefill_preemption_asked_by(vllm_config: Any) -> str | None:
     rule = getattr(filled(), ASCEND_RULE, None)
     if rule is not None and rule(vllm_config):
         return f"vllm_ascend, kv_role={vllm_config.kv_transfer_config.kv_role}"
-    extra = getattr(vllm_config, "additional_config", None)
-    extra = extra if isinstance(extra, dict) else {}
-    nested = extra.get("scheduler_config")
-    for name, place in (("additional_config.scheduler_config", nested), ("additional_config", extra)):
-        if isinstance(place, dict) and KEY in place:
-            return f"{name}.{KEY}" if place[KEY] else None
+    for name, place in places(vllm_config):
+        if place.get(KEY) is not None:
+            return f"{name}.{KEY}" if yes_or_no(f"{name}.{KEY}", place[KEY]) else None
     return None
 
 
@@ -107,7 +105,7 @@ def prefill_preemption_needless(*_: Any) -> str | None:
 
 def prefill_preemption_observed(engine: Any) -> dict[str, object] | None:
     """Nothing that needs to be told; ``None`` where the engine's scheduler preempts after all."""
-    return {} if getattr(engine.scheduler, "_disable_preemption", False) else None
+    return {} if getattr(getattr(engine, "scheduler", None), "_disable_preemption", False) else None
 
 
 def prefill_scheduler(upstream: type) -> type:

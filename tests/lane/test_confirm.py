@@ -156,14 +156,14 @@ class TestFailure:
             decision.decide(Loop(), config)
 
     def test_what_the_vllm_cannot_have_is_none(self, monkeypatch):
-        monkeypatch.setattr(decision, "install", unplaceable)
+        monkeypatch.setattr(decision, "install_together", unplaceable)
         with pytest.raises(PatchError) as caught:
             decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
         assert not isinstance(caught.value, ValueError)
 
     def test_served_without_it_is_said_again_until_the_engine_is_gone(self, said, monkeypatch):
         monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
-        monkeypatch.setattr(decision, "install", unplaceable)
+        monkeypatch.setattr(decision, "install_together", unplaceable)
         monkeypatch.setattr(reminder, "INTERVAL", 0.01)
         engine = Loop()
         (made, *_) = decision.decide(engine, harness.vllm_config(SHAPE, ON))
