@@ -27,10 +27,10 @@ TARGET = "vllm.v1.core.sched.scheduler:Scheduler"
 
 @functools.cache
 def upstream_scheduler():
-    """Upstream's own ``Scheduler`` class, as it was when it was first asked for."""
-    from vllm.v1.core.sched.scheduler import Scheduler
+    """Upstream's own ``Scheduler`` class, also while another stands under its name."""
+    from vllm.v1.core.sched import scheduler
 
-    return Scheduler
+    return next(cls for cls in scheduler.Scheduler.__mro__ if cls.__module__ == scheduler.__name__)
 
 
 @functools.cache
