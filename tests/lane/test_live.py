@@ -63,11 +63,20 @@ def their_site(folder, text):
     return info.parent
 
 
+def package(folder):
+    """A folder with our package alone: beside it in a checkout may lie the metadata of an installed one."""
+    bare = folder / "package"
+    bare.mkdir()
+    (bare / "balance_patcher").symlink_to(ROOT / "balance_patcher")
+    return bare
+
+
 class Live:
     """One run of the command: its status, its report as JSON and as text, and what it left running."""
 
     def __init__(self, folder, *, ours=True, theirs="", method="fork", environment=()):
-        path = [ROOT, *([plugin_site(folder)] if ours else []), *([their_site(folder, theirs)] if theirs else [])]
+        path = [package(folder), *([plugin_site(folder)] if ours else [])]
+        path += [their_site(folder, theirs)] if theirs else []
         text = folder / "report.txt"
         command = [sys.executable, "-m", "balance_patcher", "verify", "--live", "--feature", "balance"]
         command += ["--start-method", method, "--format", "json", "--report", f"text:{text}"]
@@ -231,7 +240,7 @@ def test_our_own_target_arms_a_spawned_engine_core_without_entry_points(folder):
         "    live_engine.main(sys.argv[1])\n"
         "    assert not plugin.armed()\n"
     )
-    environment = {**os.environ, "BALANCE_PATCHER": "auto", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "BALANCE_PATCHER": "auto", "PYTHONPATH": str(package(where))}
     done = subprocess.run(
         [sys.executable, str(script), settings],
         env=environment,
