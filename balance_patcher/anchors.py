@@ -69,10 +69,10 @@ def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]
         else:
             matches.append(Match(tuple(statements), placed[0], placed[1], node))
     if len(matches) == 1:
-        beside = _beside(target, anchor, matches[0])
-        if not isinstance(beside, str):
-            return [beside], misses
-        return [], [*misses, Miss(matches[0].node, "BP117", beside, 3.0)]
+        found = beside(target, anchor, matches[0])
+        if not isinstance(found, str):
+            return [found], misses
+        return [], [*misses, Miss(matches[0].node, "BP117", found, 3.0)]
     return matches, misses if matches else [*misses, *_near_misses(target, anchor)]
 
 
@@ -95,7 +95,7 @@ def _near_misses(target: Target, anchor: Anchor) -> list[Miss]:
         score = pattern.similarity(node, anchor.allow) + _SUITES * _same_suites(pattern.nodes[0], node)
         if not isinstance(_inside(target, anchor, statements, {}), str):
             score += _IN_PLACE if anchor.inside else 0.0
-            score += _BESIDE * (not isinstance(_beside(target, anchor, Match(tuple(statements), {}, {}, node)), str))
+            score += _BESIDE * (not isinstance(beside(target, anchor, Match(tuple(statements), {}, {}, node)), str))
         if score >= _NEAR:
             result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
             if isinstance(result, Mismatch):
@@ -172,7 +172,8 @@ def _inside(
     return levels, bound
 
 
-def _beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
+def beside(target: Target, anchor: Anchor, match: Match) -> Match | str:
+    """The match with what its neighbours bind; or, where they are not the anchor's, what stands there instead."""
     _, _, suite, first = target.places[id(match.statements[0])]
     bound = dict(match.bound)
     for text, at, word in (

@@ -1,28 +1,31 @@
 """Read the module that a feature stands in for, and say what of it is accounted for; it is never run.
 
 A function of it that began as a copy of upstream's is compared with the installed upstream's, suite by
-suite: what it has besides is an addition, what it lacks is only behind. Every addition, and every
-statement of everything else in the module, needs a declared :class:`~balance_patcher.standin.Cover`.
+suite: what it has besides is an addition, what it lacks is behind. Every addition, and every statement of
+everything else in the module, needs a declared :class:`~balance_patcher.standin.Cover`; signatures and imports
+have to be upstream's or declared ones; and what makes the module what it is has to be there.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 
-from .anchors import all_places
+from .behind import Lacks
+from .covering import Covers
 from .errors import Failure
-from .render import head
+from .importing import Origins, is_import
+from .signatures import strange_signature
 from .source import Lane, ModuleText
 from .standin import STALE, Cover, StandIn
-from .targets import Function, FunctionNode, Target, find_target, short, suites_of
+from .statements import alike, does_nothing, doing, function_of, header, line, suites, without_keywords
+from .targets import Function, FunctionNode, Target, find_target, short
 
 UNCOVERED, BEHIND = "not covered", "behind upstream"
-_IMPORTS = (ast.Import, ast.ImportFrom)
+_BRANCHES = {"orelse": "else", "finalbody": "finally", "handlers": "except", "cases": "case", "body": "suite"}
 _CALLERS = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)
 
 
@@ -112,6 +115,21 @@ def read_module(stand_in: StandIn, text: ModuleText, upstream: Lane) -> Coverage
     return _Reader(stand_in, text, upstream).read()
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """What one function is compared with.
+
+    Attributes:
+        covers: Its additions.
+        lacks: What it may be without.
+        upstream: The module of the function that it began as.
+    """
+
+    covers: Covers
+    lacks: Lacks
+    upstream: ModuleText
+
+
 class _Reader:
     """One reading of one module."""
 
@@ -119,10 +137,14 @@ class _Reader:
         self.stand_in, self.text, self.upstream = stand_in, text, upstream
         self.findings: list[Finding] = []
         self.failures: list[Failure] = []
+        self._seen: dict[str, ast.AST] = {}
+        self._roles: set[str] = set()
 
     def read(self) -> Coverage:
         self._scope("", self.text.tree.body)
-        self.findings.sort(key=lambda finding: (finding.by == BEHIND, finding.line))
+        if not self.failures and all(finding.by != UNCOVERED for finding in self.findings):
+            self._missing()  # a module with unknown statements may well do it by one of those
+        self.findings.sort(key=lambda finding: (finding.file != self.text.display, finding.line))
         return Coverage(self.text.module, self.text.display, tuple(self.findings), tuple(self.failures))
 
     @cached_property
@@ -132,14 +154,33 @@ class _Reader:
             found[cover.place] = (*found.get(cover.place, ()), cover)
         return found
 
+    @cached_property
+    def _origins(self) -> Origins:
+        return Origins(self.stand_in, self.upstream)
+
     def _note(self, place: str, node: ast.AST, by: str, why: str = "") -> None:
-        self.findings.append(Finding(place, self.text.display, getattr(node, "lineno", 0), _line(node), by, why))
+        self.findings.append(Finding(place, self.text.display, getattr(node, "lineno", 1), line(node), by, why))
+
+    def _covered(self, place: str, node: ast.AST, cover: Cover) -> None:
+        self._roles.add(cover.role)
+        self._note(place, node, cover.by, cover.why)
+
+    def _missing(self) -> None:
+        """Say what the module needs, for the places that it has, and does not have."""
+        for place, roles in self.stand_in.needs.items():
+            if place and place not in self._seen:
+                continue
+            for role in (role for role in roles if role not in self._roles):
+                wanted = next(cover for cover in self.stand_in.covers if cover.role == role)
+                at = getattr(self._seen.get(place), "lineno", 1)
+                text, why = str(wanted.compiled), f"{role} is not there"
+                self.findings.append(Finding(wanted.place, self.text.display, at, text, UNCOVERED, why))
 
     # -- the module and its classes
 
     def _scope(self, place: str, body: Sequence[ast.stmt]) -> None:
-        target = Target(self.text, place, _function_of(body), None)
-        covers = _Covers(target, self._places.get(place, ()))
+        target = Target(self.text, place, function_of(body), None)
+        covers = Covers(target, self._places.get(place, ()))
         for statement in body:
             if isinstance(statement, Function):
                 self._function(f"{place}.{statement.name}".lstrip("."), statement)
@@ -148,82 +189,107 @@ class _Reader:
             else:
                 self._addition(place, statement, covers)
 
-    def _class(self, place: str, node: ast.ClassDef, covers: _Covers) -> None:
-        cover = covers.of(node)
+    def _class(self, place: str, node: ast.ClassDef, covers: Covers) -> None:
+        cover = covers.use(node)
         if cover is None or node.decorator_list:
             self._note(place, node, UNCOVERED, "the class is not declared, or has another base or a decorator")
         else:
-            self._note(place, node, cover.by, cover.why)
-        self._scope(f"{place}.{node.name}".lstrip("."), node.body)
+            self._covered(place, node, cover)
+        inner = f"{place}.{node.name}".lstrip(".")
+        self._seen[inner] = node
+        self._scope(inner, node.body)
 
     def _function(self, place: str, node: FunctionNode) -> None:
         if place not in self._places and place not in self.stand_in.copies:
             self._note(place.rpartition(".")[0], node, UNCOVERED, "the function is not declared")
             return
+        if place in self._seen:
+            self._note(place, node, UNCOVERED, "it is defined a second time")
+        self._seen[place] = node
         for decorator in node.decorator_list:
             self._note(place, decorator, UNCOVERED, "a decorator")
+        original, lines = self._original(place, node)
+        why = strange_signature(node, self.stand_in.signatures.get(place, ()), original)
+        if why is not None:
+            self._note(place, node, UNCOVERED, why)
         target = Target(self.text, place, node, None)
-        covers = _Covers(target, self._places.get(place, ()))
+        covers = Covers(target, self._places.get(place, ()))
+        copied = _Copy(covers, Lacks(target, self.stand_in.lacks.get(place, ())), lines)
+        self._suite(place, original.body if original else [], node.body, copied)
+
+    def _original(self, place: str, node: FunctionNode) -> tuple[FunctionNode | None, ModuleText]:
+        """The upstream function that one began as, and the module that it is in."""
         copied = self.stand_in.copies.get(place)
-        original: FunctionNode | None = None
-        lines = self.text
-        if copied is not None:
-            found = find_target(self.upstream, copied)
-            if isinstance(found, Failure):
-                self.failures.append(found.with_fields(("copied by", f"{short(self.text.display)}:{node.lineno}")))
-            else:
-                original, lines = found.node, found.text
-        self._suite(place, original.body if original else [], node.body, covers, lines)
+        if copied is None:
+            return None, self.text
+        found = find_target(self.upstream, copied)
+        if isinstance(found, Failure):
+            self.failures.append(found.with_fields(("copied by", f"{short(self.text.display)}:{node.lineno}")))
+            return None, self.text
+        return found.node, found.text
 
     # -- suites
 
-    def _suite(
-        self, place: str, wanted: Sequence[ast.AST], found: Sequence[ast.AST], covers: _Covers, upstream: ModuleText
-    ) -> None:
+    def _suite(self, place: str, wanted: Sequence[ast.AST], found: Sequence[ast.AST], copied: _Copy) -> None:
         """Compare two suites; ``wanted`` is upstream's."""
-        wanted, found = _doing(wanted), _doing(found)
-        keys = [_header(node) for node in wanted], [_header(node) for node in found]
+        wanted, found = doing(wanted), doing(found)
+        keys = [header(node) for node in wanted], [header(node) for node in found]
         for kind, a, b, c, d in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
             if kind == "equal":
                 for one, other in zip(wanted[a:b], found[c:d], strict=True):
-                    self._suites(place, one, other, covers, upstream)
+                    self._suites(place, one, other, copied)
                 continue
             left = list(wanted[a:b])
             for node in found[c:d]:
-                left = self._changed(place, node, left, covers, upstream)
-            self.findings += [
-                Finding(place, upstream.display, getattr(node, "lineno", 0), _line(node), BEHIND) for node in left
-            ]
+                left = self._changed(place, node, left, copied)
+            for node in left:
+                self._behind(place, node, copied)
 
-    def _suites(self, place: str, one: ast.AST, other: ast.AST, covers: _Covers, upstream: ModuleText) -> None:
-        ours, theirs = dict(_suites(one)), dict(_suites(other))
+    def _suites(self, place: str, one: ast.AST, other: ast.AST, copied: _Copy) -> None:
+        ours, theirs = dict(suites(one)), dict(suites(other))
         for name in [*theirs, *(name for name in ours if name not in theirs)]:
-            self._suite(place, ours.get(name, ()), theirs.get(name, ()), covers, upstream)
+            if name not in theirs:
+                self._behind(place, ours[name][0], copied, f"upstream's `{_BRANCHES[name]}` is not there")
+            else:
+                self._suite(place, ours.get(name, ()), theirs[name], copied)
 
-    def _changed(
-        self, place: str, node: ast.AST, left: list[ast.AST], covers: _Covers, upstream: ModuleText
-    ) -> list[ast.AST]:
-        """An addition; or, where only its header is declared, upstream's statement in an older wording."""
-        older = next((other for other in left if self._older_call(place, other, node, covers)), None)
+    def _behind(self, place: str, node: ast.AST, copied: _Copy, why: str | None = None) -> None:
+        why = why or copied.lacks.why_not(node)
+        by = BEHIND if why is None else UNCOVERED
+        at = getattr(node, "lineno", 1)
+        self.findings.append(Finding(place, copied.upstream.display, at, line(node), by, why or ""))
+
+    def _changed(self, place: str, node: ast.AST, left: list[ast.AST], copied: _Copy) -> list[ast.AST]:
+        """An addition; or, where it is declared as one, upstream's statement in an older wording."""
+        older = next((other for other in left if self._older_call(place, other, node, copied.covers)), None)
         if older is not None:
-            at = getattr(older, "lineno", 0)
-            self.findings.append(Finding(place, upstream.display, at, _line(older), BEHIND, "with other arguments"))
+            self._older(place, older, copied, "with other arguments")
             return [other for other in left if other is not older]
-        cover = covers.of(node)
-        if cover is None or cover.compiled.kind != "header" or cover.by != STALE:
-            self._addition(place, node, covers)
+        if does_nothing(node) or is_import(node):
+            self._addition(place, node, copied.covers)
             return left
-        self._note(place, node, cover.by, cover.why)
-        pair = next((other for other in left if type(other) is type(node)), None)
-        if pair is None:
-            for _, suite in _suites(node):
-                self._suite(place, [], suite, covers, upstream)
+        cover = copied.covers.use(node)
+        if cover is None or cover.by != STALE:
+            self._judged(place, node, cover, copied.covers)
             return left
-        self.findings.append(Finding(place, upstream.display, getattr(pair, "lineno", 0), _line(pair), BEHIND))
-        self._suites(place, pair, node, covers, upstream)
+        self._covered(place, node, cover)
+        whole = cover.compiled.kind != "header"
+        pair = next((other for other in left if (alike(other, node) if whole else type(other) is type(node))), None)
+        if pair is not None:
+            self._older(place, pair, copied, "")
+        if not whole:
+            if pair is not None:
+                self._suites(place, pair, node, copied)
+            else:
+                for _, suite in suites(node):
+                    self._suite(place, [], suite, copied)
         return [other for other in left if other is not pair]
 
-    def _older_call(self, place: str, one: ast.AST, other: ast.AST, covers: _Covers) -> bool:
+    def _older(self, place: str, node: ast.AST, copied: _Copy, why: str) -> None:
+        at = getattr(node, "lineno", 1)
+        self.findings.append(Finding(place, copied.upstream.display, at, line(node), BEHIND, why))
+
+    def _older_call(self, place: str, one: ast.AST, other: ast.AST, covers: Covers) -> bool:
         """Whether both make one call, and the second has no keyword argument that is not upstream's or covered."""
         if type(one) is not type(other) or not isinstance(one, _CALLERS) or not isinstance(other, _CALLERS):
             return False
@@ -232,103 +298,33 @@ class _Reader:
         wanted = {keyword.arg: ast.unparse(keyword.value) for keyword in one.value.keywords}
         found = {keyword.arg: keyword.value for keyword in other.value.keywords}
         changed = [value for name, value in found.items() if ast.unparse(value) != wanted.get(name)]
-        reasons = [covers.of(value) for value in changed]
-        bare = [ast.unparse(_without_keywords(statement)) for statement in (one, other)]
-        if bare[0] != bare[1] or not found.keys() <= wanted.keys() or not all(reasons):
+        bare = [ast.unparse(without_keywords(statement)) for statement in (one, other)]
+        if bare[0] != bare[1] or not found.keys() <= wanted.keys():
+            return False
+        reasons = covers.use_all(changed)
+        if reasons is None:
             return False
         for value, cover in zip(changed, reasons, strict=True):
-            self._note(place, value, cover.by if cover else "", cover.why if cover else "")
+            self._covered(place, value, cover)
         return True
 
-    def _addition(self, place: str, node: ast.AST, covers: _Covers) -> None:
-        if _does_nothing(node):
+    def _addition(self, place: str, node: ast.AST, covers: Covers) -> None:
+        if does_nothing(node):
             return
-        if isinstance(node, _IMPORTS):
-            strange = [name for name in _imported(node, self.text.module) if not self.stand_in.allows(name)]
+        if isinstance(node, ast.stmt) and is_import(node):
+            strange = self._origins.strange(node, self.text.module.rpartition(".")[0])
             if strange:
-                self._note(place, node, UNCOVERED, f"nothing is declared to come from {', '.join(strange)}")
+                self._note(place, node, UNCOVERED, f"neither declared nor upstream's: {', '.join(strange)}")
             return
-        cover = covers.of(node)
+        self._judged(place, node, covers.use(node), covers)
+
+    def _judged(self, place: str, node: ast.AST, cover: Cover | None, covers: Covers) -> None:
+        """An addition, and all that its suites hold, where only its header is declared."""
         if cover is None:
-            self._note(place, node, UNCOVERED)
+            self._note(place, node, UNCOVERED, covers.why_not(node))
             return
-        self._note(place, node, cover.by, cover.why)
+        self._covered(place, node, cover)
         if cover.compiled.kind == "header":
-            for _, suite in _suites(node):
+            for _, suite in suites(node):
                 for statement in suite:
                     self._addition(place, statement, covers)
-
-
-class _Covers:
-    """The covers of one function, by the nodes that they match."""
-
-    def __init__(self, target: Target, covers: Sequence[Cover]) -> None:
-        self._found: dict[int, Cover] = {}
-        for cover in covers:
-            for match in all_places(target, cover.anchor):
-                (statement,) = match.statements
-                # An expression covers itself and the statement that it is, never one that only contains it.
-                self._found.setdefault(id(match.node), cover)
-                if isinstance(statement, ast.Expr) and statement.value is match.node:
-                    self._found.setdefault(id(statement), cover)
-
-    def of(self, node: ast.AST) -> Cover | None:
-        return self._found.get(id(node))
-
-
-def _function_of(body: Sequence[ast.stmt]) -> ast.FunctionDef:
-    """A function with these very statements, so that a module and a class are looked at as a function is."""
-    made = ast.parse("def scope(): pass").body[0]
-    assert isinstance(made, ast.FunctionDef)  # noqa: S101 - it was just parsed
-    made.body = list(body)
-    return made
-
-
-def _suites(node: ast.AST) -> Iterator[tuple[str, Sequence[ast.AST]]]:
-    """The suites below a statement by name; ``except`` and ``case`` clauses are statements of a suite of their own."""
-    for name, suite in suites_of(node):
-        if name not in {"handlers", "cases"}:
-            yield name, suite
-    for name in ("handlers", "cases"):
-        clauses = getattr(node, name, None)
-        if clauses:
-            yield name, clauses
-
-
-def _doing(suite: Sequence[ast.AST]) -> list[ast.AST]:
-    return [node for node in suite if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-
-
-def _does_nothing(node: ast.AST) -> bool:
-    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-
-
-def _header(node: ast.AST) -> str:
-    """A statement's text without its suites."""
-    bare = copy.copy(node)
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        if isinstance(getattr(bare, name, None), list):
-            setattr(bare, name, [])
-    return f"{type(node).__name__} {ast.unparse(bare)}"
-
-
-def _line(node: ast.AST) -> str:
-    if isinstance(node, ast.ClassDef):
-        return _header(node).splitlines()[-1].removeprefix("ClassDef ").rstrip(":")
-    return head(node).rstrip(":")
-
-
-def _without_keywords(statement: ast.AST) -> ast.AST:
-    bare = copy.copy(statement)
-    call = copy.copy(bare.value)  # type: ignore[attr-defined]
-    call.keywords = []
-    bare.value = call  # type: ignore[attr-defined]
-    return bare
-
-
-def _imported(node: ast.AST, module: str) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (name.name for name in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        package = module.split(".")[: -node.level] if node.level else []
-        yield ".".join([*package, *([node.module] if node.module else [])])

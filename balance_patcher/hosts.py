@@ -168,7 +168,8 @@ def _told(coverage: Coverage, feature: str) -> Iterable[str]:
     for failure in coverage.failures:
         yield from str(failure).splitlines()
     if coverage.uncovered:
-        yield f"not covered: {len(coverage.uncovered)}; its own copy runs, and {feature} is left to it"
+        left = ", ".join(dict.fromkeys([feature, *coverage.features()]))
+        yield f"not covered: {len(coverage.uncovered)}; its own copy runs, and left to it: {left}"
         yield from (f"  {finding}{'   ' + finding.why if finding.why else ''}" for finding in coverage.uncovered)
     elif not coverage.failures:
         yield f"everything is covered: {feature} stands in for it"

@@ -18,8 +18,9 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 from .compose import compose
 from .coverage import Coverage, read_module
@@ -43,7 +44,8 @@ class TakeOver:
         stand_in: What is declared about the module.
         file: The host's file, if there is one.
         coverage: What was found in it.
-        declined: Why its own text runs; ``None`` where ours stands in.
+        declined: Why ours does not stand in; ``None`` where it does.
+        failed: What its own text raised when it was run instead; then nothing of it is there to rely on.
     """
 
     feature: str
@@ -51,6 +53,16 @@ class TakeOver:
     file: str | None
     coverage: Coverage | None = None
     declined: str | None = None
+    failed: str | None = None
+
+    def left_to_host(self, feature: str) -> bool:
+        """Whether a feature is the host's job: its own text runs, and that text does what the feature does.
+
+        Only what was found in this very file counts. Another release of it may do more, or less.
+        """
+        if self.declined is None or self.failed is not None:
+            return False
+        return feature in {self.feature, *(self.coverage.features() if self.coverage is not None else ())}
 
 
 _DONE: dict[str, TakeOver] = {}
@@ -62,13 +74,9 @@ def take_overs() -> tuple[TakeOver, ...]:
 
 
 def left_alone(feature: str) -> str | None:
-    """Why a feature is left to its host, whose own module was loaded instead; ``None`` where it is not.
-
-    That module does by itself what its covers speak of, so each of their features is left to it.
-    """
+    """Why a feature is left to its host, whose own module was loaded instead; ``None`` where it is not."""
     for done in _DONE.values():
-        covering = {done.feature, *(cover.feature for cover in done.stand_in.covers)}
-        if feature in covering and done.declined is not None:
+        if done.left_to_host(feature):
             return f"{done.stand_in.owner}'s own copy runs ({done.declined})"
     return None
 
@@ -86,19 +94,33 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._declared = declared()
+        self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._declared:
+        # Another finder may ask all others as we do, and we are one of those.
+        if fullname not in self._declared or getattr(self._asking, "name", None) == fullname:
             return None
-        for finder in [finder for finder in sys.meta_path if not isinstance(finder, Finder)]:
-            spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _InPlaceOf(spec.loader, *self._declared[fullname])
-                return spec
-        return None
+        self._asking.name, before = fullname, getattr(self._asking, "name", None)
+        try:
+            spec = _found(fullname, path, target)
+        finally:
+            self._asking.name = before
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _InPlaceOf):
+            spec.loader = _InPlaceOf(spec.loader, *self._declared[fullname])
+        return spec
+
+
+def _found(
+    fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> importlib.machinery.ModuleSpec | None:
+    """What the first of the other finders finds."""
+    for finder in [finder for finder in sys.meta_path if not isinstance(finder, Finder)]:
+        spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None
 
 
 def watch() -> None:
@@ -115,10 +137,16 @@ def unwatch() -> None:
 
 
 class _InPlaceOf(importlib.abc.Loader):
-    """Fills the module of a host's loader, or lets that loader execute it."""
+    """Fills the module of a host's loader, or lets that loader execute it; in all else it is that loader."""
 
     def __init__(self, loader: importlib.abc.Loader, feature: Feature, stand_in: StandIn) -> None:
         self._loader, self._feature, self._stand_in = loader, feature, stand_in
+
+    def __getattr__(self, name: str) -> Any:
+        # For ``inspect``, ``runpy`` and ``pkgutil``, which ask a loader for its code, source, data and path.
+        if name == "_loader":  # not made yet, as in a copy
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -136,8 +164,8 @@ class _InPlaceOf(importlib.abc.Loader):
         except Exception as error:  # noqa: BLE001 - the host's import must not fail because of us
             declined = _why(error)
         done = TakeOver(self._feature.name, self._stand_in, file, coverage, declined)
-        _DONE[self._stand_in.module] = done
         if declined is None:
+            _DONE[self._stand_in.module] = done
             _sign(module, self._stand_in)
             _logger.info("%s", _told(done))
             return
@@ -148,7 +176,14 @@ class _InPlaceOf(importlib.abc.Loader):
         module.__loader__ = self._loader
         if spec is not None:
             spec.loader = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except BaseException as error:
+            failed = f"{type(error).__name__}: {error}"
+            told = f"{declined}; and running its own text failed: {failed}"
+            _DONE[self._stand_in.module] = replace(done, declined=told, failed=failed)
+            raise
+        _DONE[self._stand_in.module] = done
 
     def _read(self, file: str | None) -> Coverage:
         module = self._stand_in.module
@@ -191,7 +226,10 @@ def _told(done: TakeOver) -> str:
             f"{done.feature}: stands in for {name}; its text was read and not run, {behind} lines are behind upstream"
         )
     rows = [f"{done.feature}: {done.stand_in.owner}'s own {name} runs, because {done.declined}"]
-    rows += [f"  {finding.where}  {finding.text}" for finding in (coverage.uncovered if coverage else ())]
+    rows += [
+        f"  {finding.where}  {finding.text}{f'  ({finding.why})' if finding.why else ''}"
+        for finding in (coverage.uncovered if coverage else ())
+    ]
     return "\n".join(rows)
 
 

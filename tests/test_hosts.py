@@ -117,7 +117,7 @@ def test_the_command_names_every_line_that_is_not_covered(
     assert run("verify", f"lane=dir:{release_dir('0.24.0')}", "--vllm-ascend", str(checkout)) == 1
     told = capsys.readouterr().out
     assert "lane lane  vLLM 0.24.0" in told
-    assert "not covered: 1; its own copy runs, and balance is left to it" in told
+    assert "not covered: 1; its own copy runs, and left to it: balance" in told
     assert "patch_balance_schedule.py:3  `os.getpid()`" in told
 
 

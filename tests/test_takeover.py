@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import importlib.abc
 import inspect
 import logging
 import pickle
@@ -114,7 +116,13 @@ COVERS = (
 
 def feature(*covers: Cover) -> Feature:
     stand_in = StandIn(
-        "toyhost", MODULE, fill, copies={"HostPump.run": RUN}, imports=("vllm",), covers=covers or COVERS
+        "toyhost",
+        MODULE,
+        fill,
+        copies={"HostPump.run": RUN},
+        imports={"vllm": "vllm.toy"},
+        signatures={"start": ("",)},
+        covers=covers or COVERS,
     )
     runtime = RuntimeClass("OurPump", "vllm.toy:Pump", make, frozenset({"_toy"}))
     return Feature("toy", "A toy.", deltas=DELTAS, runtime=runtime, stand_in=stand_in)
@@ -298,6 +306,66 @@ def test_loading_it_again_changes_nothing(world: World) -> None:
     assert genuine.__func__() == "upstream"
 
 
+def test_importing_it_again_gives_the_stand_in_again(world: World) -> None:
+    takeover.watch()
+    module = world.load()
+    del sys.modules[MODULE]
+    again = importlib.import_module(MODULE)
+    assert again is not module
+    assert not hasattr(again, "RAN")
+    assert again.HostPump is module.HostPump is world.toy.Pump
+    assert [done.declined for done in takeover.take_overs()] == [None]
+
+
+def test_the_loader_is_the_hosts_in_all_but_running_it(world: World) -> None:
+    takeover.watch()
+    module = world.load()
+    loader, file = module.__spec__.loader, str(world.folder / "toyhost/patches/pump.py")
+    assert loader.get_source(MODULE) == HOST
+    assert loader.get_data(file) == HOST.encode()
+    assert loader.get_code(MODULE).co_filename == loader.path == loader.get_filename(MODULE) == file
+    assert not loader.is_package(MODULE)
+    assert not hasattr(loader, "nothing_like_it")
+    assert copy.copy(loader).path == file
+
+
+class Nosy(importlib.abc.MetaPathFinder):
+    """A finder that asks all others, as many an import hook does."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        return next((spec for spec in found if spec is not None), None)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_another_finder_that_asks_all_others_does_no_harm(world: World, place: int) -> None:
+    takeover.watch()
+    nosy = Nosy()
+    sys.meta_path.insert(place, nosy)
+    try:
+        module = world.load()
+    finally:
+        sys.meta_path.remove(nosy)
+    assert not hasattr(module, "RAN")
+    assert [done.declined for done in takeover.take_overs()] == [None]
+
+
+def test_a_finder_that_fails_once_does_not_stop_the_watch(world: World) -> None:
+    class Failing(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+            raise ZeroDivisionError("oh")
+
+    takeover.watch()
+    failing = Failing()
+    sys.meta_path.insert(1, failing)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            sys.meta_path[0].find_spec(MODULE)
+    finally:
+        sys.meta_path.remove(failing)
+    assert not hasattr(world.load(), "RAN")
+
+
 def test_watching_twice_is_once_and_looking_does_not_touch(world: World) -> None:
     takeover.watch()
     takeover.watch()
@@ -335,14 +403,64 @@ def test_anything_that_is_not_covered_lets_the_host_run(world: World, caplog: py
     assert takeover.left_alone("other") is None
 
 
-def test_every_feature_that_would_have_covered_something_is_left_to_the_host(
+OTHER = (*COVERS, Cover("HostPump.run", "self.level += 2", "other.thing"))
+
+
+@pytest.mark.parametrize("text", ["self.level += 2", "pass"])
+def test_only_what_its_own_text_does_is_left_to_the_host(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(takeover, "features", lambda: (feature(*OTHER),))
+    does = text != "pass"
+    more = HOST.replace("        return self.level", f"        {text}\n        return self.level")
+    world.write("toyhost/patches/pump.py", more.replace("RAN = True", "RAN = True\nprint()"))
+    runs_by_itself(world, caplog)
+    (done,) = takeover.take_overs()
+    assert done.left_to_host("toy")
+    assert takeover.left_alone("toy") is not None
+    assert done.left_to_host("other") is does
+    assert (takeover.left_alone("other") is not None) is does
+
+
+def test_a_file_that_cannot_be_read_is_left_the_feature_that_stands_in_and_no_other(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    covers = (*COVERS, Cover("start", "return 'never'", "other.thing"))
-    monkeypatch.setattr(takeover, "features", lambda: (feature(*covers),))
-    world.write("toyhost/patches/pump.py", HOST.replace("RAN = True", "RAN = True\nprint()"))
-    runs_by_itself(world, caplog)
-    assert takeover.left_alone("other") == takeover.left_alone("toy") is not None
+    def unreadable(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(takeover, "features", lambda: (feature(*OTHER),))
+    monkeypatch.setattr(takeover, "read_module", unreadable)
+    assert "ZeroDivisionError: oh" in runs_by_itself(world, caplog)
+    assert takeover.left_alone("toy") is not None
+    assert takeover.left_alone("other") is None
+
+
+def test_a_copy_that_fails_when_it_runs_does_nobodys_job(world: World) -> None:
+    world.write("toyhost/patches/pump.py", HOST.replace("RAN = True", "RAN = True\nraise KeyError('theirs')"))
+    takeover.watch()
+    with pytest.raises(KeyError, match="theirs"):
+        world.load()
+    (done,) = takeover.take_overs()
+    assert done.failed == "KeyError: 'theirs'"
+    assert done.declined == (
+        "pump.py:6  `raise KeyError('theirs')` is not covered; and running its own text failed: KeyError: 'theirs'"
+    )
+    assert takeover.left_alone("toy") is None
+    world.write("toyhost/patches/pump.py", HOST)
+    world.load()
+    (done,) = takeover.take_overs()
+    assert done.declined is done.failed is None
+
+
+def test_while_its_own_text_is_being_run_nothing_is_said_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(takeover, "seen", lambda: seen.append(takeover.left_alone("toy")), raising=False)
+    asks = "RAN = True\nfrom balance_patcher import takeover\ntakeover.seen()"
+    world.write("toyhost/patches/pump.py", HOST.replace("RAN = True", asks))
+    takeover.watch()
+    world.load()
+    assert seen == [None]
+    assert takeover.left_alone("toy") is not None
 
 
 def test_a_feature_that_cannot_be_built_lets_the_host_run(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -111,6 +111,8 @@ class Screen:
             self._show(modes)
             late = [self._engines[mode] for mode in modes if not until(self._engines[mode])]
             if not late:
+                self._told = -math.inf
+                self._show(modes)  # how it ended
                 return
             if time.monotonic() > end:
                 what = f"the engine with balance {late[0].mode} hangs: {state} for {limit:.0f} s"

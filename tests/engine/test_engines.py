@@ -113,22 +113,22 @@ class TestControls:
 
 class TestOff:
     def test_every_request_is_answered(self, engines):
-        assert engines(OFF).result.get("ok"), engines(OFF).log[-4000:]
+        assert engines(OFF, FORK).result.get("ok"), engines(OFF, FORK).log[-4000:]
 
     def test_classes_and_methods_are_upstreams_own(self, engines):
-        assert len(engines(OFF).facts) == 2
-        for fact in engines(OFF).facts:
+        assert len(engines(OFF, FORK).facts) == 2
+        for fact in engines(OFF, FORK).facts:
             upstreams_own(fact)
 
     def test_nothing_is_gathered(self, engines):
-        assert engines(OFF).steps == [[], []]
+        assert engines(OFF, FORK).steps == [[], []]
 
     def test_nothing_is_left_running(self, engines):
-        assert engines(OFF).left == []
+        assert engines(OFF, FORK).left == []
 
     def test_each_engine_says_in_one_line_that_it_is_off(self, engines):
-        assert len(engines(OFF).lines("balance: OFF because the configuration does not ask for it")) == 2
-        assert engines(OFF).lines("could not be switched on") == []
+        assert len(engines(OFF, FORK).lines("balance: OFF because the configuration does not ask for it")) == 2
+        assert engines(OFF, FORK).lines("could not be switched on") == []
 
 
 class TestDenseModel:

@@ -10,8 +10,11 @@ late
     vllm-ascend's module is loaded before balance_patcher is armed.
 pinned
     What vllm-ascend's own unit tests say of the module.
+again
+    The module is imported a second time, as a new module.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -297,9 +300,44 @@ def pinned():
     }
 
 
+def again():
+    listen()
+    _, core = classes()
+    genuine = core.EngineCoreProc.run_engine_core
+    import vllm_ascend
+
+    vllm_ascend._ensure_global_patch()
+    first = sys.modules.pop(MODULE)
+    placed = vars(core.EngineCoreProc)["run_engine_core"]
+    without = run_by(core)
+    second = importlib.import_module(MODULE)
+
+    from balance_patcher import takeover
+
+    return {
+        "executed": EXECUTED,
+        "new": second is not first,
+        "names": sorted(set(vars(first)) ^ set(vars(second))),
+        "same": [name for name in vars(first) if name[:2] != "__" and vars(first)[name] is not vars(second)[name]],
+        "genuine": second._OriginalRunEngineCore is genuine,
+        "placed": vars(core.EngineCoreProc)["run_engine_core"] is placed,
+        "runs": [without, run_by(core)],
+        "declined": [done.declined for done in takeover.take_overs()],
+    }
+
+
+def run_by(core):
+    """What ``run_engine_core`` raises when it is called with nothing: upstream's own function says what it lacks."""
+    try:
+        core.EngineCoreProc.run_engine_core()
+    except KeyError as error:
+        return str(error)
+    return "nothing"
+
+
 def main():
     job = sys.argv[1]
-    result = {"patched": patched, "engines": engines, "late": late, "pinned": pinned}[job]()
+    result = {"patched": patched, "engines": engines, "late": late, "pinned": pinned, "again": again}[job]()
     print(json.dumps({"ascend": result}), flush=True)
     sys.stdout.flush()
     os._exit(0)  # what vllm-ascend registers for the end of a process needs an NPU

@@ -73,6 +73,21 @@ def test_what_was_taken_over_is_logged_once(ascend):
     assert log.count("balance: stands in for vllm_ascend.patch.platform.patch_balance_schedule") == 1
 
 
+def test_imported_again_the_module_is_ours_again(ascend):
+    found, _ = ascend("again")
+    assert found["executed"] == []
+    assert found["new"]
+    assert found["declined"] == [None]
+    assert found["names"] == found["same"] == []
+    assert found["placed"]
+
+
+def test_run_engine_core_is_upstreams_own_with_and_without_the_module(ascend):
+    found, _ = ascend("again")
+    assert found["genuine"]
+    assert found["runs"] == ["'vllm_config'", "'vllm_config'"]
+
+
 # -- real engine cores, as far as their executor
 
 
