@@ -7,8 +7,6 @@ configuration and before the executor is built.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,12 +16,17 @@ from typing import Any
 from . import takeover
 from .decision import asked_for, confirm, decide, switch, unmake
 from .errors import refuse
+from .finders import WrappedLoader, WrappingFinder, put, take_out
 
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_CLASS = "EngineCore"
-_SWITCH = ("auto", "off", "verify")
 
 _LOCK = threading.RLock()
+
+
+def _wanted() -> bool:
+    """Whether anything of ours is to be armed in this process."""
+    return switch("BALANCE_PATCHER", ("auto", "off", "verify"), "auto") == "auto"
 
 
 def arm() -> None:
@@ -31,14 +34,14 @@ def arm() -> None:
 
     The modules of other projects that a feature stands in for are watched for from then on.
     """
-    if switch("BALANCE_PATCHER", _SWITCH, "auto") != "auto":
+    if not _wanted():
         return
     with _LOCK:
         module = sys.modules.get(ENGINE_MODULE)
         if module is not None and hasattr(module, ENGINE_CLASS):
             _guard(module)
-        elif not any(isinstance(finder, _EngineFinder) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _EngineFinder())
+        else:
+            put(_EngineFinder)
         takeover.watch()
 
 
@@ -50,7 +53,7 @@ def arm_late() -> None:
             it was armed too late, or its constructor was replaced. It must not start without what it asks for.
     """
     arm()
-    if switch("BALANCE_PATCHER", _SWITCH, "auto") != "auto":
+    if not _wanted():
         return
     config = _being_built()
     names = asked_for(config) if config is not None else ()
@@ -100,7 +103,7 @@ def stand_in(name: str, *also: str) -> None:
         PatchError: BP003, if no feature does; what stands against the feature on this vLLM.
     """
     arm()
-    takeover.stand_in(sys.modules[name], also, change=switch("BALANCE_PATCHER", _SWITCH, "auto") == "auto")
+    takeover.stand_in(sys.modules[name], also, change=_wanted())
 
 
 def armed() -> bool:
@@ -119,7 +122,7 @@ def disarm() -> None:
     """
     with _LOCK:
         takeover.unwatch()
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _EngineFinder)]
+        take_out(_EngineFinder)
         module = sys.modules.get(ENGINE_MODULE)
         owner = getattr(module, ENGINE_CLASS, None)
         upstream = _guarded(owner) if owner is not None else None
@@ -130,52 +133,24 @@ def disarm() -> None:
             owner.__init__ = upstream
 
 
-class _EngineFinder(importlib.abc.MetaPathFinder):
+class _EngineFinder(WrappingFinder):
     """Guards the engine core's module as soon as it has been executed, then leaves."""
 
-    def __init__(self) -> None:
-        self._asking = False
+    def wanted(self, fullname: str) -> bool:
+        return fullname == ENGINE_MODULE
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != ENGINE_MODULE or self._asking:
-            return None
-        self._asking = True  # another finder may ask all finders too
-        try:
-            for finder in [finder for finder in sys.meta_path if finder is not self]:
-                spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
-                if spec is not None:
-                    if spec.loader is not None:
-                        spec.loader = _Guarding(spec.loader, self)
-                    return spec
-        finally:
-            self._asking = False
-        return None
+    def wrap(self, fullname: str, loader: Any) -> WrappedLoader:  # noqa: ARG002 - there is one
+        return _Guarding(loader)
 
 
-class _Guarding(importlib.abc.Loader):
+class _Guarding(WrappedLoader):
     """The engine core's own loader, and the guard after it."""
 
-    def __init__(self, loader: importlib.abc.Loader, finder: _EngineFinder) -> None:
-        self._loader, self._finder = loader, finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # `runpy` and `inspect` ask a loader for more than to load
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
     def exec_module(self, module: ModuleType) -> None:
-        # The module and its spec keep the loader that Python gave them: `inspect` and pickling ask for it.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        self.execute(module)
         with _LOCK:
             _guard(module)
-            if self._finder in sys.meta_path:
-                sys.meta_path.remove(self._finder)
+            take_out(_EngineFinder)
 
 
 def _guard(module: ModuleType) -> None:

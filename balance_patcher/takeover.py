@@ -12,8 +12,6 @@ as if we were not there, and one warning says what stood against it.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import logging
 import sys
 import threading
@@ -26,6 +24,7 @@ from .compose import compose
 from .coverage import Coverage, read_module
 from .errors import PatchError, refuse
 from .feature import Feature
+from .finders import WrappedLoader, WrappingFinder, put, take_out
 from .installation import Installation, install
 from .registry import features
 from .source import InstalledSource, Lane, module_text
@@ -89,67 +88,38 @@ def declared() -> dict[str, tuple[Feature, StandIn]]:
 # -- watching for the import -----------------------------------------------------------------
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds the declared modules as the finders after it do, and takes their place when they are executed."""
+class Finder(WrappingFinder):
+    """Takes the place of the declared modules when they are executed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._declared = declared()
-        self._asking = threading.local()
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        # Another finder may ask all others as we do, and we are one of those.
-        if fullname not in self._declared or getattr(self._asking, "name", None) == fullname:
-            return None
-        self._asking.name, before = fullname, getattr(self._asking, "name", None)
-        try:
-            spec = _found(fullname, path, target)
-        finally:
-            self._asking.name = before
-        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _InPlaceOf):
-            spec.loader = _InPlaceOf(spec.loader, *self._declared[fullname])
-        return spec
+    def wanted(self, fullname: str) -> bool:
+        return fullname in self._declared
 
-
-def _found(
-    fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> importlib.machinery.ModuleSpec | None:
-    """What the first of the other finders finds."""
-    for finder in [finder for finder in sys.meta_path if not isinstance(finder, Finder)]:
-        spec = finder.find_spec(fullname, path, target) if hasattr(finder, "find_spec") else None
-        if spec is not None:
-            return spec
-    return None
+    def wrap(self, fullname: str, loader: Any) -> WrappedLoader:
+        return loader if isinstance(loader, _InPlaceOf) else _InPlaceOf(loader, *self._declared[fullname])
 
 
 def watch() -> None:
     """Take the declared modules over when they are imported; twice is once."""
     with _LOCK:
-        if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-            sys.meta_path.insert(0, Finder())
+        put(Finder)
 
 
 def unwatch() -> None:
     """Leave the declared modules to their hosts again."""
     with _LOCK:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+        take_out(Finder)
 
 
-class _InPlaceOf(importlib.abc.Loader):
-    """Fills the module of a host's loader, or lets that loader execute it; in all else it is that loader."""
+class _InPlaceOf(WrappedLoader):
+    """Fills the module of a host's loader, or lets that loader execute it."""
 
-    def __init__(self, loader: importlib.abc.Loader, feature: Feature, stand_in: StandIn) -> None:
-        self._loader, self._feature, self._stand_in = loader, feature, stand_in
-
-    def __getattr__(self, name: str) -> Any:
-        # For ``inspect``, ``runpy`` and ``pkgutil``, which ask a loader for its code, source, data and path.
-        if name == "_loader":  # not made yet, as in a copy
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+    def __init__(self, loader: Any, feature: Feature, stand_in: StandIn) -> None:
+        super().__init__(loader)
+        self._feature, self._stand_in = feature, stand_in
 
     def exec_module(self, module: ModuleType) -> None:
         spec = module.__spec__
@@ -172,12 +142,8 @@ class _InPlaceOf(importlib.abc.Loader):
         _logger.warning("%s", _told(done))
         vars(module).clear()
         vars(module).update(fresh)
-        # The module and its spec keep the loader that Python gave them: `inspect` and pickling ask for it.
-        module.__loader__ = self._loader
-        if spec is not None:
-            spec.loader = self._loader
         try:
-            self._loader.exec_module(module)
+            self.execute(module)
         except BaseException as error:
             failed = f"{type(error).__name__}: {error}"
             told = f"{declined}; and running its own text failed: {failed}"
