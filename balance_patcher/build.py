@@ -258,13 +258,7 @@ def _gone(name: str, part: str, owner: Any) -> PatchError:
 
 
 def _runtime_class(runtime: RuntimeClass, plan: Plan) -> type:
-    base = _live(runtime.base)
-    made = runtime.make(base)
-    if not runtime.composed and (not made.__bases__ or made.__bases__[0] is not base):
-        raise refuse(
-            "BP002", f"{runtime.name}: its first base is not {runtime.base}",
-            next="let `make` derive from what it is given",
-        )  # fmt: skip
+    made = runtime.extend(_live(runtime.base))
     namespace = vars(_live(runtime.base.partition(":")[0] + ":"))
     for placement in plan.placements:
         for name, text in placement.exports.items():

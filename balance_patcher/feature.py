@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from .delta import TARGET, Delta, bad, declared_here, need_all
+from .errors import refuse
 from .pattern import compile_pattern
 from .standin import StandIn
 
@@ -32,6 +33,20 @@ class RuntimeClass:
     make: Callable[[type], type]
     provides: frozenset[str] = frozenset()
     composed: bool = False
+
+    def extend(self, upstream: type) -> type:
+        """The new class over upstream's live one.
+
+        Raises:
+            PatchError: BP002, if its first base is another; of a composed one its parts are looked at.
+        """
+        made = self.make(upstream)
+        if not self.composed and (not made.__bases__ or made.__bases__[0] is not upstream):
+            raise refuse(
+                "BP002", f"{self.name}: its first base is not {self.base}",
+                next="let `make` derive from what it is given",
+            )  # fmt: skip
+        return made
 
 
 @dataclass(frozen=True)
