@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from . import reminder
@@ -76,6 +77,11 @@ def switch(name: str, values: tuple[str, ...], default: str) -> str:
     return value
 
 
+def _stops() -> bool:
+    """Whether an engine that cannot have what it asks for is to stop."""
+    return switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop"
+
+
 def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     """Decide for every feature, install those that are asked for, and store what was decided.
 
@@ -112,7 +118,7 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
 def _refuse_if_asked_of_a_broken_file(vllm_config: Any) -> None:
     """A file of ours that cannot be imported declares nothing; a key that it speaks of may still ask for it."""
     suspects = suspected(_words(getattr(vllm_config, "additional_config", None))) if broken() else ()
-    if suspects and switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
+    if suspects and _stops():
         raise PatchError(*suspects)
 
 
@@ -128,7 +134,7 @@ def _stop_or_remind(engine: Any, failed: list[Decision]) -> None:
     if not failed:
         return
     failures = [failure for decision in failed for failure in decision.failures]
-    if switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop":
+    if _stops():
         excluded = all(failure.code == "BP701" for failure in failures)
         raise (ExcludedError if excluded else PatchError)(*failures)
     lines = [f"{d.feature}: still OFF because it cannot run: {d.failures[0].headline}" for d in failed]
@@ -141,12 +147,14 @@ def _warn_of_unplaced(names: list[str]) -> None:
     Only the places of the deltas are looked up, in the text that is installed: that is cheap, and what breaks first.
     """
     told = []
+    # One lane for all of them: it parses each module once.
+    lane = cache(lambda: Lane("installed", InstalledSource()))
     with no_collection():
         for feature in features():
             if feature.name not in names or feature.enabling is None or left_alone(feature.name) is not None:
                 continue
             try:
-                failures = make_plan(Lane("installed", InstalledSource()), feature).all_failures
+                failures = make_plan(lane(), feature).all_failures
             except Exception as error:  # noqa: BLE001 - nobody asked for it, so nobody is stopped
                 failures = list(_failures(error))
             told += [f"{feature.name}: {failure.headline}" for failure in failures[:1]]
@@ -232,7 +240,7 @@ def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
     wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
     if wanted:
-        switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop")  # a bad value is told before it is needed
+        _stops()  # a bad value is told before it is needed
     made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
     for group in overlapping(wanted):
         sources = {feature.name: str(found[feature.name]) for feature in group}
