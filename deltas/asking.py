@@ -18,6 +18,27 @@ def places(vllm_config: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     return ((NESTED, nested if isinstance(nested, Mapping) else {}), ("additional_config", extra))
 
 
+def written(vllm_config: Any, key: str) -> list[tuple[str, Any]]:
+    """Every place where a setting is written, by its whole name, with its value; the one that wins first."""
+    return [(f"{name}.{key}", place[key]) for name, place in places(vllm_config) if place.get(key) is not None]
+
+
+def asked(vllm_config: Any, key: str) -> str | None:
+    """The place that asks for a feature by a switch of that name; ``None`` where none does.
+
+    Raises:
+        PatchError: BP703, if what is written there says neither yes nor no.
+    """
+    name, value = next(iter(written(vllm_config, key)), ("", None))
+    return name if yes_or_no(name, value) else None
+
+
+def kv_role(vllm_config: Any) -> str | None:
+    """What this node does in prefill/decode disaggregation; ``None`` without it."""
+    role: str | None = getattr(getattr(vllm_config, "kv_transfer_config", None), "kv_role", None)
+    return role
+
+
 def yes_or_no(name: str, value: object) -> bool:
     """A switch as it was written; nothing is guessed.
 

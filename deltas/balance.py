@@ -40,7 +40,7 @@ from balance_patcher.feature import (
     Sets,
 )
 
-from .asking import NESTED, places, yes_or_no
+from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -222,29 +222,27 @@ def balance_asked_by(vllm_config: Any) -> str | None:
     Args:
         vllm_config: A ``vllm.config.VllmConfig``.
     """
-    written = [(f"{name}.{KEY}", place[KEY]) for name, place in places(vllm_config) if place.get(KEY) is not None]
+    names = [name for name, _ in written(vllm_config, KEY)]
     config = ascend_config(vllm_config)
     scheduler = getattr(config, "scheduler_config", None)
     if hasattr(scheduler, KEY):
         parsed = getattr(scheduler, KEY)
-    elif hasattr(config, KEY) and not any(name.startswith(NESTED) for name, _ in written):
+    elif hasattr(config, KEY) and f"{NESTED}.{KEY}" not in names:
         parsed = getattr(config, KEY)
     else:
-        name, value = next(iter(written), ("", None))
-        return name if yes_or_no(name, value) else None
-    return next((name for name, _ in written), f"vllm_ascend.{KEY}") if parsed else None
+        return asked(vllm_config, KEY)
+    return next(iter(names), f"vllm_ascend.{KEY}") if parsed else None
 
 
 def balance_excluded(engine: Any, vllm_config: Any) -> tuple[str, ...]:
     """What balance must not be combined with; each reason names both keys."""
     reasons = []
-    transfer = getattr(vllm_config, "kv_transfer_config", None)
-    role = getattr(transfer, "kv_role", None)
+    role = kv_role(vllm_config)
     if role in ("kv_producer", "kv_consumer"):
         reasons.append(f"{KEY} and kv_transfer_config.kv_role={role} exclude each other (kv_both is allowed)")
     for key in ("profiling_chunk_config", "dyntra_lb_config"):
-        written = next((place[key] for _, place in places(vllm_config) if key in place), None)
-        if isinstance(written, dict) and written.get("enabled"):
+        settings = next((place[key] for _, place in places(vllm_config) if key in place), None)
+        if isinstance(settings, dict) and settings.get("enabled"):
             reasons.append(f"{KEY} and {key}.enabled exclude each other")
     size = vllm_config.parallel_config.data_parallel_size
     if size > 1 and vllm_config.model_config.is_moe and not hasattr(engine, "_has_global_unfinished_reqs"):
@@ -296,8 +294,8 @@ def balance_scheduler(upstream: type) -> type:
             super().__init__(*args, **kwargs)
             # Upstream keeps its configuration; its parameters are not read, because others wrap `__init__`.
             decision = decided(self.vllm_config, "balance")
-            asked = balance_asked_by(self.vllm_config) is not None
-            self._balance_enabled = asked if decision is None else decision
+            asks = balance_asked_by(self.vllm_config) is not None
+            self._balance_enabled = asks if decision is None else decision
             if self._balance_enabled:
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
             short_request_first(self)

@@ -17,6 +17,7 @@ from typing import Any
 
 from balance_patcher.standin import Bind, StandIn
 
+from .asking import kv_role
 from .balance_ascend_covers import COPIES, COVERS, IMPORTS, LACKS, NEEDS, SCHEDULER, SIGNATURES
 
 MODULE = "vllm_ascend.patch.platform.patch_balance_schedule"
@@ -137,8 +138,7 @@ def _balance_scheduling_enabled(vllm_config: Any) -> bool:
 
 def _disable_preemption_on_prefill_node(vllm_config: Any) -> bool:
     """Whether this is a node that only prefills, on which nobody may be preempted."""
-    transfer = getattr(vllm_config, "kv_transfer_config", None)
-    return getattr(transfer, "kv_role", None) == "kv_producer"
+    return kv_role(vllm_config) == "kv_producer"
 
 
 def short_request_first(scheduler: Any) -> None:

@@ -14,7 +14,7 @@ from balance_patcher.decided import decided
 from balance_patcher.delta import Anchor, Delta, InsertAfter, Level, Prologue, Variant
 from balance_patcher.feature import CallShape, Enabling, Example, Feature, Ordered, Refusal, RuntimeClass, Sets
 
-from .asking import places, yes_or_no
+from .asking import asked, kv_role
 from .balance_ascend import filled
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -83,16 +83,13 @@ def prefill_preemption_asked_by(vllm_config: Any) -> str | None:
     """
     rule = getattr(filled(), ASCEND_RULE, None)
     if rule is not None and rule(vllm_config):
-        return f"vllm_ascend, kv_role={vllm_config.kv_transfer_config.kv_role}"
-    for name, place in places(vllm_config):
-        if place.get(KEY) is not None:
-            return f"{name}.{KEY}" if yes_or_no(f"{name}.{KEY}", place[KEY]) else None
-    return None
+        return f"vllm_ascend, kv_role={kv_role(vllm_config)}"
+    return asked(vllm_config, KEY)
 
 
 def prefill_preemption_excluded(_: Any, vllm_config: Any) -> tuple[str, ...]:
     """It is for prefill nodes: elsewhere a full cache would stop everything for good."""
-    role = getattr(getattr(vllm_config, "kv_transfer_config", None), "kv_role", None)
+    role = kv_role(vllm_config)
     if role == "kv_producer":
         return ()
     return (f"{KEY} needs kv_transfer_config.kv_role=kv_producer, and it is {role}",)
@@ -124,8 +121,8 @@ def prefill_scheduler(upstream: type) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             decision = decided(self.vllm_config, "prefill_preemption")
-            asked = prefill_preemption_asked_by(self.vllm_config) is not None
-            self._disable_preemption = asked if decision is None else decision
+            asks = prefill_preemption_asked_by(self.vllm_config) is not None
+            self._disable_preemption = asks if decision is None else decision
             if self._disable_preemption:
                 logger.warning("Preemption is switched off on this prefill node; requests without blocks wait.")
 
