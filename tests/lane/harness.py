@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -58,6 +59,29 @@ def balance_scheduler(base=None):
     if base is None:
         return balanced
     return type(f"Balance{base.__name__}", (base, balanced), {})
+
+
+def engine_core():
+    """Upstream's ``EngineCore``."""
+    from vllm.v1.engine.core import EngineCore
+
+    return EngineCore
+
+
+def dp_engine_core():
+    """Upstream's ``DPEngineCoreProc``."""
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    return DPEngineCoreProc
+
+
+class Loop(SimpleNamespace):
+    """As much of a data-parallel engine core as a decision looks at."""
+
+    dp_rank = 1
+
+    def _has_global_unfinished_reqs(self):
+        raise AssertionError("not called while deciding")
 
 
 # -- what this lane's upstream looks like ---------------------------------------------------------

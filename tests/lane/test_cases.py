@@ -30,26 +30,11 @@ HOOK = "_has_global_unfinished_reqs"
 ON = {"enable_balance_scheduling": True}
 
 
-def engine_core():
-    from vllm.v1.engine.core import DPEngineCoreProc
-
-    return DPEngineCoreProc
-
-
-class Loop(SimpleNamespace):
-    """As much of a data-parallel engine core as a decision looks at."""
-
-    dp_rank = 1
-
-    def _has_global_unfinished_reqs(self):
-        raise AssertionError("not called while deciding")
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     import vllm.plugins
 
-    engine_core()
+    harness.dp_engine_core()
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
     yield
@@ -58,7 +43,7 @@ def clean(monkeypatch):
 
 
 def decide():
-    return decision.decide(Loop(), harness.vllm_config(harness.Shape(), ON))
+    return decision.decide(harness.Loop(), harness.vllm_config(harness.Shape(), ON))
 
 
 def fresh(code):
@@ -90,7 +75,7 @@ def test_case_7_the_target_was_imported_before_the_patch(first):
 def test_case_8_two_patches_overwrite_each_other_and_nothing_is_logged_as_applied(caplog, monkeypatch):
     """NVIDIA-NeMo/RL #4155: what is not read back is not logged, and the engine that asked for it stops."""
     install("balance")
-    monkeypatch.setattr(engine_core(), HOOK, lambda self, local: local)
+    monkeypatch.setattr(harness.dp_engine_core(), HOOK, lambda self, local: local)
     with caplog.at_level(logging.DEBUG, "vllm.balance_patcher"), pytest.raises(PatchError) as caught:
         decide()
     assert [failure.code for failure in caught.value.failures] == ["BP606"]
@@ -100,7 +85,7 @@ def test_case_8_two_patches_overwrite_each_other_and_nothing_is_logged_as_applie
 
 
 def test_case_8_the_other_order_is_refused_too(caplog, monkeypatch):
-    monkeypatch.setattr(engine_core(), HOOK, lambda self, local: local)
+    monkeypatch.setattr(harness.dp_engine_core(), HOOK, lambda self, local: local)
     with caplog.at_level(logging.DEBUG, "vllm.balance_patcher"), pytest.raises(PatchError) as caught:
         decide()
     assert [failure.code for failure in caught.value.failures] == ["BP603"]
@@ -149,21 +134,21 @@ def around(function):
 def test_case_16_a_wrapper_after_ours_leaves_one_gather_a_step(monkeypatch):
     """verl #7837: patched again by somebody else in a spawned engine."""
     decide()
-    monkeypatch.setattr(engine_core(), HOOK, around(vars(engine_core())[HOOK]))
+    monkeypatch.setattr(harness.dp_engine_core(), HOOK, around(vars(harness.dp_engine_core())[HOOK]))
     decide()  # a second engine of this process
     engine = Engine()
-    vars(engine_core())[HOOK](engine, True)
+    vars(harness.dp_engine_core())[HOOK](engine, True)
     assert engine.gathered == [engine.dp_group]
     monkeypatch.undo()
 
 
 def test_case_16_a_wrapper_before_ours_is_refused_by_name_and_nothing_is_gathered(monkeypatch):
-    monkeypatch.setattr(engine_core(), HOOK, around(vars(engine_core())[HOOK]))
+    monkeypatch.setattr(harness.dp_engine_core(), HOOK, around(vars(harness.dp_engine_core())[HOOK]))
     with pytest.raises(PatchError, match="BP602") as caught:
         decide()
     assert __file__ in str(caught.value)
     engine = Engine()
-    vars(engine_core())[HOOK](engine, True)
+    vars(harness.dp_engine_core())[HOOK](engine, True)
     assert engine.gathered == []
     monkeypatch.undo()
 
@@ -197,7 +182,7 @@ def test_case_20_a_dense_model_has_nothing_to_gather_and_one_warning(caplog, mon
     config = harness.vllm_config(harness.Shape(), ON)
     monkeypatch.setattr(type(config.model_config), "is_moe", property(lambda _: False))
     with caplog.at_level(logging.WARNING, "vllm.balance_patcher"):
-        (made, *_) = decision.decide(Loop(), config)
+        (made, *_) = decision.decide(harness.Loop(), config)
     assert not made.active
     (told,) = [record.message for record in caplog.records if record.name == "vllm.balance_patcher"]
     assert told.startswith("balance: nothing to gather: a dense model's ranks are independent and have no group")

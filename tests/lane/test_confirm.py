@@ -16,26 +16,11 @@ ON = {"enable_balance_scheduling": True}
 SHAPE = harness.Shape(ranks=2)
 
 
-class Loop(SimpleNamespace):
-    """As much of a data-parallel engine core as is looked at."""
-
-    dp_rank = 1
-
-    def _has_global_unfinished_reqs(self):
-        raise AssertionError("not called while deciding")
-
-
-def engine_class():
-    from vllm.v1.engine.core import EngineCore
-
-    return EngineCore
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     import vllm.plugins
 
-    engine_class()  # imported while nothing arms itself
+    harness.engine_core()  # imported while nothing arms itself
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
     yield
@@ -53,7 +38,7 @@ def said(caplog):
 
 def built(config):
     """An engine with the scheduler that its configuration chooses."""
-    engine = Loop()
+    engine = harness.Loop()
     decision.decide(engine, config)
     engine.scheduler = harness.new_scheduler(config.scheduler_config.get_scheduler_cls(), SHAPE, config)
     return engine
@@ -65,7 +50,7 @@ def on_lines(said):
 
 class TestOn:
     def test_nothing_is_called_on_before_the_engine_is_built(self, said):
-        decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
         assert installed("balance") is not None
         assert on_lines(said) == []
 
@@ -82,11 +67,11 @@ class TestOn:
     def test_the_constructor_confirms_when_upstream_is_done(self, monkeypatch):
         order = []
         with monkeypatch.context() as patch:
-            patch.setattr(engine_class(), "__init__", lambda *_: order.append("upstream"))
+            patch.setattr(harness.engine_core(), "__init__", lambda *_: order.append("upstream"))
             patch.setattr(plugin, "decide", lambda *_: order.append("decide"))
             patch.setattr(plugin, "confirm", lambda _, config: order.append(("confirm", config)))
             plugin.arm()
-            engine_class()("config")
+            harness.engine_core()("config")
             plugin.disarm()
         assert order == ["decide", "upstream", ("confirm", "config")]
 
@@ -120,15 +105,15 @@ class TestNotAskedFor:
     """The gate's place is looked up all the same: who switches it on tomorrow should know today."""
 
     def test_where_it_could_be_had_nothing_is_said_of_it(self, said):
-        decision.decide(Loop(), harness.vllm_config(SHAPE))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
         assert [level for level, _ in said() if level != "INFO"] == []
 
     def test_nothing_is_looked_up_of_what_was_asked_for(self, monkeypatch):
         looked = []
         monkeypatch.setattr(decision, "make_plan", lambda _, feature: looked.append(feature.name) or Sound())
-        decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
         assert "balance" not in looked
-        decision.decide(Loop(), harness.vllm_config(SHAPE))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
         assert looked.count("balance") == 1
 
     def test_what_goes_wrong_while_looking_stops_nobody_and_is_one_warning(self, said, monkeypatch):
@@ -136,7 +121,7 @@ class TestNotAskedFor:
             raise RecursionError("too deep")
 
         monkeypatch.setattr(decision, "make_plan", broken)
-        made = decision.decide(Loop(), harness.vllm_config(SHAPE))
+        made = decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
         assert not any(each.active or each.failures for each in made)
         ((level, line),) = [entry for entry in said() if entry[0] != "INFO"]
         assert level == "WARNING"
@@ -153,19 +138,19 @@ class TestFailure:
         config = harness.vllm_config(SHAPE, ON)
         config.kv_transfer_config = SimpleNamespace(kv_role="kv_producer")
         with pytest.raises(ValueError, match=r"enable_balance_scheduling and kv_transfer_config\.kv_role=kv_producer"):
-            decision.decide(Loop(), config)
+            decision.decide(harness.Loop(), config)
 
     def test_what_the_vllm_cannot_have_is_none(self, monkeypatch):
         monkeypatch.setattr(decision, "install_together", unplaceable)
         with pytest.raises(PatchError) as caught:
-            decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
+            decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
         assert not isinstance(caught.value, ValueError)
 
     def test_served_without_it_is_said_again_until_the_engine_is_gone(self, said, monkeypatch):
         monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
         monkeypatch.setattr(decision, "install_together", unplaceable)
         monkeypatch.setattr(reminder, "INTERVAL", 0.01)
-        engine = Loop()
+        engine = harness.Loop()
         (made, *_) = decision.decide(engine, harness.vllm_config(SHAPE, ON))
         assert (made.active, made.source) == (False, "additional_config.enable_balance_scheduling")
         again = ("ERROR", "balance: still OFF because it cannot run: BP599 unexpected error: KeyError: 'scheduler'")

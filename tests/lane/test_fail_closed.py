@@ -4,7 +4,7 @@ import importlib
 import logging
 import sys
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 
 import harness
 import pytest
@@ -19,26 +19,11 @@ ON = {KEY: True}
 SHAPE = harness.Shape(ranks=2)
 
 
-class Loop(SimpleNamespace):
-    """As much of a data-parallel engine core as is looked at."""
-
-    dp_rank = 1
-
-    def _has_global_unfinished_reqs(self):
-        raise AssertionError("not called while deciding")
-
-
-def engine_class():
-    from vllm.v1.engine.core import EngineCore
-
-    return EngineCore
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     import vllm.plugins
 
-    owner = engine_class()
+    owner = harness.engine_core()
     original = owner.__init__
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
@@ -73,7 +58,7 @@ class TestRulesThatRaise:
     def test_whether_it_is_asked_for_cannot_be_read(self, rule, caplog):
         caplog.set_level(logging.DEBUG, "vllm.balance_patcher")
         rule(asked=raising)
-        made = balance(decision.decide(Loop(), harness.vllm_config(SHAPE)))
+        made = balance(decision.decide(harness.Loop(), harness.vllm_config(SHAPE)))
         assert not made.active
         assert "whether it is asked for cannot be read: OSError" in made.reason
         assert any(record.levelname == "ERROR" for record in caplog.records)
@@ -82,15 +67,15 @@ class TestRulesThatRaise:
     def test_once_it_is_asked_for_the_switch_decides(self, rule, which, monkeypatch):
         rule(**{which: raising})
         with pytest.raises(PatchError, match=r"BP599.*libsomething"):
-            decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
+            decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
         monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
-        assert not balance(decision.decide(Loop(), harness.vllm_config(SHAPE, ON))).active
+        assert not balance(decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))).active
 
     @pytest.mark.parametrize("value", ["false", "True", "0", [], {"enabled": False}, 2])
     def test_a_value_that_says_neither_yes_nor_no_is_refused(self, value):
         for additional in ({KEY: value}, {"scheduler_config": {KEY: value}}):
             with pytest.raises(PatchError, match=f"BP703.*{KEY}"):
-                decision.decide(Loop(), harness.vllm_config(SHAPE, additional))
+                decision.decide(harness.Loop(), harness.vllm_config(SHAPE, additional))
         assert installed("balance") is None
 
     @pytest.mark.parametrize(
@@ -106,19 +91,19 @@ class TestRulesThatRaise:
     def test_what_does_is_taken(self, additional, active):
         config = harness.vllm_config(SHAPE)
         config.additional_config = additional
-        assert balance(decision.decide(Loop(), config)).active is active
+        assert balance(decision.decide(harness.Loop(), config)).active is active
 
     def test_a_scheduler_class_that_cannot_be_had_is_no_riddle(self):
         config = harness.vllm_config(SHAPE, ON)
         config.scheduler_config.scheduler_cls = "nowhere.Scheduler"
         with pytest.raises(PatchError, match=r"BP702.*'nowhere\.Scheduler' cannot be had"):
-            decision.decide(Loop(), config)
+            decision.decide(harness.Loop(), config)
 
     def test_a_bad_switch_is_told_before_it_is_needed(self, monkeypatch):
         monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "sometimes")
-        decision.decide(Loop(), harness.vllm_config(SHAPE))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
         with pytest.raises(PatchError, match=r"BP006.*sometimes"):
-            decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
+            decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
         assert installed("balance") is None
 
 
@@ -138,17 +123,17 @@ class TestBrokenFile:
     @pytest.mark.parametrize("additional", [ON, {"scheduler_config": ON}], ids=["top", "nested"])
     def test_asked_for_it_stops(self, additional, monkeypatch):
         with pytest.raises(PatchError, match=r"BP002.*cannot be imported"):
-            decision.decide(Loop(), harness.vllm_config(SHAPE, additional))
+            decision.decide(harness.Loop(), harness.vllm_config(SHAPE, additional))
         monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
-        decision.decide(Loop(), harness.vllm_config(SHAPE, additional))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE, additional))
 
     @pytest.mark.parametrize("additional", [None, {"another_key": True}])
     def test_not_asked_for_it_stops_nobody(self, additional):
-        decision.decide(Loop(), harness.vllm_config(SHAPE, additional))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE, additional))
 
     def test_an_installed_text_that_cannot_be_read_stops_nobody(self, monkeypatch):
         monkeypatch.setattr(decision, "InstalledSource", raising)
-        decision.decide(Loop(), harness.vllm_config(SHAPE))
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
 
 
 class TestEngineThatDidNotAsk:
@@ -160,7 +145,7 @@ class TestEngineThatDidNotAsk:
         def construct(self, vllm_config):
             entry.general()
 
-        return type("Late", (engine_class(),), {"__init__": construct})(harness.vllm_config(SHAPE, additional))
+        return type("Late", (harness.engine_core(),), {"__init__": construct})(harness.vllm_config(SHAPE, additional))
 
     def test_armed_too_late_and_asked_for_it_stops(self):
         with pytest.raises(PatchError, match=r"BP611.*balance is asked for by an engine core that did not ask us"):
@@ -176,7 +161,7 @@ class TestEngineThatDidNotAsk:
     def test_a_constructor_that_was_replaced_after_arming_is_noticed(self, monkeypatch):
         import functools
 
-        owner = engine_class()
+        owner = harness.engine_core()
         plugin.arm()
         ours = owner.__init__
 
@@ -190,7 +175,7 @@ class TestEngineThatDidNotAsk:
                 owner(harness.vllm_config(SHAPE, ON))
 
     def test_one_that_asked_is_not_stopped(self, monkeypatch):
-        owner = engine_class()
+        owner = harness.engine_core()
         with monkeypatch.context() as patch:
             patch.setattr(owner, "__init__", lambda self, vllm_config: entry.general())
             patch.setattr(plugin, "confirm", lambda *_: None)
@@ -204,7 +189,7 @@ class TestEngineThatDidNotAsk:
 
 class TestEngineThatWasNotBuilt:
     def test_what_was_decided_on_is_not_called_active(self, monkeypatch):
-        owner = engine_class()
+        owner = harness.engine_core()
         config = harness.vllm_config(SHAPE, ON)
         with monkeypatch.context() as patch:
             patch.setattr(owner, "__init__", raising)
@@ -223,14 +208,14 @@ class TestEngineThatWasNotBuilt:
     def test_upstream_says_what_its_constructor_misses(self):
         plugin.arm()
         with pytest.raises(TypeError, match="vllm_config"):
-            engine_class()()
+            harness.engine_core()()
 
 
 class TestAnotherConfiguration:
     def test_a_scheduler_that_enabled_itself_against_the_decision_is_refused(self, monkeypatch):
         config = harness.vllm_config(SHAPE)
-        decision.decide(Loop(), harness.vllm_config(SHAPE, ON))
-        engine = Loop()
+        decision.decide(harness.Loop(), harness.vllm_config(SHAPE, ON))
+        engine = harness.Loop()
         decision.decide(engine, config)
         engine.scheduler = harness.new_scheduler(
             sys.modules["vllm.v1.core.sched.scheduler"].Scheduler, SHAPE, harness.vllm_config(SHAPE, ON)

@@ -11,12 +11,6 @@ from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed, uninstall
 
 
-def engine_class():
-    from vllm.v1.engine.core import EngineCore
-
-    return EngineCore
-
-
 def config(additional=None, *, ranks=2, **transfer):
     made = harness.vllm_config(harness.Shape(ranks=ranks), additional)
     if transfer:
@@ -27,69 +21,62 @@ def config(additional=None, *, ranks=2, **transfer):
 ON = {"enable_balance_scheduling": True}
 
 
-class Loop(SimpleNamespace):
-    """As much of a data-parallel engine core as a decision looks at."""
-
-    dp_rank = 1
-
-    def _has_global_unfinished_reqs(self):
-        raise AssertionError("not called while deciding")
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     import vllm.plugins
 
-    engine_class()  # imported while nothing arms itself
+    harness.engine_core()  # imported while nothing arms itself
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
-    original, finders = engine_class().__init__, list(sys.meta_path)
+    original, finders = harness.engine_core().__init__, list(sys.meta_path)
     yield
     plugin.disarm()
     uninstall("balance")
-    assert engine_class().__init__ is original
+    assert harness.engine_core().__init__ is original
     assert sys.meta_path == finders
 
 
 def decide(additional, **more):
-    made = decision.decide(Loop(), config(additional, **more))
+    made = decision.decide(harness.Loop(), config(additional, **more))
     return next(each for each in made if each.feature == "balance")
 
 
 def test_arming_twice_calls_through_once():
-    original = engine_class().__init__
+    original = harness.engine_core().__init__
     plugin.arm()
-    ours = engine_class().__init__
+    ours = harness.engine_core().__init__
     plugin.arm()
-    assert engine_class().__init__ is ours is not original
+    assert harness.engine_core().__init__ is ours is not original
     assert plugin.armed()
     plugin.disarm()
-    assert engine_class().__init__ is original
+    assert harness.engine_core().__init__ is original
     assert not plugin.armed()
 
 
 def test_a_wrapper_around_ours_is_not_thrown_away():
     plugin.arm()
-    ours = engine_class().__init__
+    ours = harness.engine_core().__init__
 
     def theirs(self, *args):
         ours(self, *args)
 
-    engine_class().__init__ = theirs
+    harness.engine_core().__init__ = theirs
     assert plugin.armed()
     with pytest.raises(PatchError, match="BP606"):
         plugin.disarm()
-    assert engine_class().__init__ is theirs
-    engine_class().__init__ = ours
+    assert harness.engine_core().__init__ is theirs
+    harness.engine_core().__init__ = ours
 
 
 def test_the_decision_is_made_before_upstreams_constructor():
     order = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_class(), "__init__", lambda self, vllm_config, *more: order.append(("upstream", more)))
+        patch.setattr(
+            harness.engine_core(), "__init__", lambda self, vllm_config, *more: order.append(("upstream", more))
+        )
         patch.setattr(plugin, "decide", lambda engine, vllm_config: order.append(("decide", vllm_config)))
         plugin.arm()
-        engine_class()("config", 1, 2)
+        harness.engine_core()("config", 1, 2)
         plugin.disarm()
     assert order == [("decide", "config"), ("upstream", (1, 2))]
 
@@ -109,10 +96,10 @@ def test_arming_before_the_engine_core_is_imported_guards_it_on_import(monkeypat
 
 
 def test_switched_off_nothing_is_armed(monkeypatch):
-    original, finders = engine_class().__init__, list(sys.meta_path)
+    original, finders = harness.engine_core().__init__, list(sys.meta_path)
     monkeypatch.setenv("BALANCE_PATCHER", "off")
     plugin.arm()
-    assert engine_class().__init__ is original
+    assert harness.engine_core().__init__ is original
     assert sys.meta_path == finders
 
 
@@ -189,7 +176,7 @@ def test_a_scheduler_class_with_a_schedule_of_its_own_is_refused_with_class_and_
     wanted = config(ON)
     wanted.scheduler_config.scheduler_cls = Other
     with pytest.raises(PatchError, match="BP702") as caught:
-        decision.decide(Loop(), wanted)
+        decision.decide(harness.Loop(), wanted)
     assert "Other" in str(caught.value)
     assert __file__ in str(caught.value)
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import harness
 import pytest
@@ -16,27 +16,12 @@ HOOK = "vllm.v1.engine.core:DPEngineCoreProc._has_global_unfinished_reqs"
 NAME = HOOK.rpartition(".")[2]
 
 
-def engine_core():
-    from vllm.v1.engine.core import DPEngineCoreProc
-
-    return DPEngineCoreProc
-
-
-class Loop(SimpleNamespace):
-    """As much of a data-parallel engine core as a decision looks at."""
-
-    dp_rank = 1
-
-    def _has_global_unfinished_reqs(self):
-        raise AssertionError("not called while deciding")
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     import vllm.plugins
     from vllm.v1.core.sched import async_scheduler  # noqa: F401 - a subclass to be rebased
 
-    engine_core()
+    harness.dp_engine_core()
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setattr(decision, "_DECISIONS", [])
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
@@ -46,7 +31,7 @@ def clean(monkeypatch):
 
 
 def decide(additional):
-    decision.decide(Loop(), harness.vllm_config(harness.Shape(), additional))
+    decision.decide(harness.Loop(), harness.vllm_config(harness.Shape(), additional))
 
 
 def balance():
@@ -126,7 +111,10 @@ def test_deltas_have_their_variant_and_upstreams_line():
     found = balance().deltas
     assert [(d.name, d.status, d.line) for d in found] == [(p.delta.name, p.status, p.line) for p in placements]
     assert [d.variant for d in found] == [p.variant.name for p in placements]
-    assert {d.file for d in found} == {harness_file("scheduler"), sys.modules[engine_core().__module__].__file__}
+    assert {d.file for d in found} == {
+        harness_file("scheduler"),
+        sys.modules[harness.dp_engine_core().__module__].__file__,
+    }
 
 
 def harness_file(name):
@@ -144,7 +132,7 @@ def test_each_binding_says_what_was_there_and_what_is_there_now():
     found = binding(HOOK)
     assert found.state == "ours"
     assert found.before.name == HOOK.replace(":", ".")
-    assert found.before.file == sys.modules[engine_core().__module__].__file__
+    assert found.before.file == sys.modules[harness.dp_engine_core().__module__].__file__
     assert found.after == found.now
     assert found.now.file.startswith("<balance_patcher ")
     cls = binding("vllm.v1.core.sched.scheduler.Scheduler")
@@ -162,12 +150,12 @@ def test_rebased_classes_are_named():
 
 
 def test_somebody_elses_wrapper_before_ours_is_named_with_file_and_line(monkeypatch):
-    upstream = vars(engine_core())[NAME]
+    upstream = vars(harness.dp_engine_core())[NAME]
 
     def theirs(self, *args):
         return upstream(self, *args)
 
-    monkeypatch.setattr(engine_core(), NAME, theirs)
+    monkeypatch.setattr(harness.dp_engine_core(), NAME, theirs)
     (around,) = target(HOOK).around
     assert (around.file, around.line) == (__file__, theirs.__code__.co_firstlineno)
     assert around.name.endswith(".theirs")
@@ -176,12 +164,12 @@ def test_somebody_elses_wrapper_before_ours_is_named_with_file_and_line(monkeypa
 
 def test_a_wrapper_around_ours_is_told_and_does_not_make_it_inactive(monkeypatch):
     decide({"enable_balance_scheduling": True})
-    ours = vars(engine_core())[NAME]
+    ours = vars(harness.dp_engine_core())[NAME]
 
     def theirs(self, *args):
         return ours(self, *args)
 
-    monkeypatch.setattr(engine_core(), NAME, theirs)
+    monkeypatch.setattr(harness.dp_engine_core(), NAME, theirs)
     found = binding(HOOK)
     assert (found.state, [origin.file for origin in found.around]) == ("wrapped", [__file__])
     assert balance().active
@@ -190,7 +178,7 @@ def test_a_wrapper_around_ours_is_told_and_does_not_make_it_inactive(monkeypatch
 
 def test_an_overwritten_binding_is_told_and_it_is_not_active(monkeypatch):
     decide({"enable_balance_scheduling": True})
-    monkeypatch.setattr(engine_core(), NAME, lambda self, local: local)
+    monkeypatch.setattr(harness.dp_engine_core(), NAME, lambda self, local: local)
     found = balance()
     assert not found.active
     assert [failure.code for failure in found.failures] == ["BP606"]
@@ -202,7 +190,7 @@ def test_an_overwritten_binding_is_told_and_it_is_not_active(monkeypatch):
 
 def test_names_that_still_mean_what_was_replaced_are_listed(monkeypatch):
     holder = ModuleType("holder")
-    holder.theirs, holder.hook = harness.upstream_scheduler(), vars(engine_core())[NAME]
+    holder.theirs, holder.hook = harness.upstream_scheduler(), vars(harness.dp_engine_core())[NAME]
     monkeypatch.setitem(sys.modules, "holder", holder)
     install("balance")
     assert {"holder.theirs", "holder.hook"} <= set(balance().stale)
@@ -213,6 +201,6 @@ def test_names_that_still_mean_what_was_replaced_are_listed(monkeypatch):
 
 def test_a_status_changes_nothing_and_a_second_one_says_the_same():
     install("balance")
-    before = {**vars(engine_core())}
+    before = {**vars(harness.dp_engine_core())}
     assert status() == status()
-    assert {**vars(engine_core())} == before
+    assert {**vars(harness.dp_engine_core())} == before

@@ -1,8 +1,8 @@
 """A general plugin for tests: makes data-parallel MoE run on CPU, and writes down what engine cores do.
 
-vLLM's CPU communicator lacks the two ragged collectives that MoE dispatch and combine use; here they are
-over gloo, slow and exact. Each engine core appends one line of JSON a step to ``$ENGINE_PROBE/rank-N.jsonl``,
-from a wrapper around its busy loop, which is upstream's own otherwise.
+The collectives that vLLM's CPU communicator lacks are those of the demo. Each engine core appends one line of
+JSON a step to ``$ENGINE_PROBE/rank-N.jsonl``, from a wrapper around its busy loop, which is upstream's own
+otherwise.
 """
 
 import json
@@ -15,32 +15,13 @@ FOLDER = os.environ.get("ENGINE_PROBE")
 
 
 def register():
-    import torch
-    import torch.distributed as dist
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    from balance_patcher.demo.probe import give_collectives
 
-    def all_gatherv(self, input_, dim=0, sizes=None):
-        if isinstance(input_, list):
-            return [all_gatherv(self, one, dim, sizes) for one in input_]
-        counts = sizes or [input_.shape[0]] * self.world_size
-        block = input_.new_zeros((max(counts), *input_.shape[1:]))
-        block[: input_.shape[0]] = input_
-        blocks = [torch.empty_like(block) for _ in counts]
-        dist.all_gather(blocks, block, group=self.device_group)
-        return torch.cat([one[:count] for one, count in zip(blocks, counts, strict=True)])
-
-    def reduce_scatterv(self, input_, dim=-1, sizes=None):
-        summed = input_.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=self.device_group)
-        counts = sizes or [summed.shape[0] // self.world_size] * self.world_size
-        return summed.split(counts)[self.rank_in_group].clone()
-
+    give_collectives()
     if os.environ.get("ENGINE_ASYNC") == "1":
         keep_asynchronous()
     if os.environ.get("ENGINE_START") == "fork":
         keep_forking()
-    CpuCommunicator.all_gatherv = all_gatherv
-    CpuCommunicator.reduce_scatterv = reduce_scatterv
     if os.environ.get("ENGINE_REMIND"):
         from balance_patcher import reminder
 
