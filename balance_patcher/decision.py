@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from . import reminder
+from . import ranks, reminder
 from .bindings import Installation, overwritten, runs
 from .build import no_collection
 from .compose import overlapping
@@ -29,6 +29,7 @@ from .plan import make_plan
 from .registry import broken, features, suspected
 from .source import InstalledSource, Lane
 from .takeover import left_alone
+from .watchdog import threshold
 
 _LOCK = threading.RLock()
 _logger = logging.getLogger("vllm.balance_patcher")
@@ -198,8 +199,25 @@ def confirm(engine: Any, vllm_config: Any) -> None:
                 next="find out what replaced its scheduler, or switch the feature off",
             )  # fmt: skip
         _effective(installation, engine, vllm_config)
+        _as_agreed(feature, engine, facts)
         source = rule.asked(vllm_config) or ""
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
+        if rule.started is not None:
+            names = {rank: str(said) for rank, said in ranks.agreed(engine, feature.name).ranks.items()}
+            rule.started(engine, names)
+
+
+def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:
+    """What the ranks have agreed on must be what the engine was built with."""
+    mine = ranks.agreed(engine, feature.name).mine
+    said = mine.facts if mine is not None else {}
+    for name in said.keys() & observed.keys():
+        if said[name] != observed[name]:
+            raise refuse(
+                "BP702",
+                f"the ranks agreed on {name}={said[name]} for {feature.name}, and the engine has {observed[name]}",
+                next="find out what changed it while the engine was built; all ranks must have the same",
+            )
 
 
 def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object] | None) -> None:
@@ -240,7 +258,7 @@ def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
     wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
     if wanted:
-        _stops()  # a bad value is told before it is needed
+        _stops(), threshold()  # a bad value is told before it is needed
     made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
     for group in overlapping(wanted):
         sources = {feature.name: str(found[feature.name]) for feature in group}
@@ -256,6 +274,7 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
     try:
         source = rule.asked(vllm_config)
     except PatchError as error:
+        ranks.tell(feature, engine, vllm_config, error.failures)
         return _off(feature, error.failures, "a value that says neither yes nor no")
     except Exception as error:
         # Whether it is asked for is not known, and what nobody asks for stops nobody.
@@ -273,12 +292,14 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
         excluded = rule.excluded(engine, vllm_config)
         needless = rule.needless(engine, vllm_config) if not excluded else None
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
+        ranks.tell(feature, engine, vllm_config, _failures(error))
         return _off(feature, _failures(error), source)
     if excluded:
         failures = tuple(
             Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
             for why in excluded
         )
+        ranks.tell(feature, engine, vllm_config, failures)
         return _off(feature, failures, source)
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
@@ -288,10 +309,25 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
 
 def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, vllm_config: Any) -> Iterator[Decision]:
     """Install features that share a function; where they cannot be together, each that can is, in their order."""
+
+    def check(bound: Installation, _: object) -> None:
+        _effective(bound, engine, vllm_config)
+        for feature in group:
+            ranks.meet(feature, bound, engine, vllm_config)
+
     try:
-        installation = install_together(group, lambda bound, _: _effective(bound, engine, vllm_config))
+        installation = install_together(group, check)
+    except ranks.DisagreementError as error:
+        # They have met, and none of them runs it. What the ranks need not agree on is had without it.
+        for feature in group:
+            if ranks.must_agree(feature):
+                yield _off(feature, error.failures, sources[feature.name])
+            else:
+                yield from _switch_on([feature], sources, engine, vllm_config)
+        return
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch either
         if len(group) == 1:
+            ranks.tell(group[0], engine, vllm_config, _failures(error))
             yield _off(group[0], _failures(error), sources[group[0].name])
             return
         for feature in group:

@@ -120,6 +120,9 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),
     "BP703": ("neither yes nor no", _B),
+    "BP704": ("ranks differ", _B),
+    "BP705": ("rank is silent", _B),
+    "BP706": ("another rank cannot", _B),
 }
 
 

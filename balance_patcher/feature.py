@@ -60,6 +60,11 @@ class Enabling:
         needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
         observed: What a finished engine shows of it, for the line in the log, by name; ``None`` when it does not run
             in that engine after all. Gets the engine core. Without it nothing is looked at.
+        shared: What has to be equal on all data-parallel ranks besides the code, by name; gets the configuration
+            and the feature's exports. What :attr:`observed` shows under the same name must be equal to it. Without
+            it the ranks need not agree, and are not asked.
+        started: Told of a finished engine in which it runs; gets the engine core, and what its ranks are called
+            by their numbers, where they had to agree.
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
     """
@@ -68,6 +73,8 @@ class Enabling:
     excluded: Callable[[Any, Any], tuple[str, ...]]
     needless: Callable[[Any, Any], str | None]
     observed: Callable[[Any], dict[str, object] | None] | None = None
+    shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
+    started: Callable[[Any, Mapping[int, str]], None] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ the count that upstream's own admission stop looks at; ``balance_queue`` holds o
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from balance_patcher.decided import decided
@@ -39,6 +40,7 @@ from balance_patcher.feature import (
     RuntimeClass,
     Sets,
 )
+from balance_patcher.watchdog import Watchdog, threshold
 
 from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
@@ -271,6 +273,24 @@ def balance_observed(engine: Any) -> dict[str, object] | None:
     return {"cap": cap()} if cap is not None else {}
 
 
+def balance_shared(vllm_config: Any, exports: Mapping[str, str]) -> dict[str, object]:
+    """What all ranks must have alike: the cap of the gate, and the attribute that holds it.
+
+    Args:
+        vllm_config: A ``vllm.config.VllmConfig``; the scheduler does not exist yet.
+        exports: What the deltas bound; the cap's is upstream's own attribute.
+    """
+    scheduler = vllm_config.scheduler_config
+    attribute = exports["_balance_cap"].rpartition(".")[2]
+    active = getattr(scheduler, "max_num_active_seqs", None) if attribute == "max_num_active_reqs" else None
+    return {"cap": active or scheduler.max_num_seqs, "cap attribute": attribute}
+
+
+def balance_started(engine: Any, names: Mapping[int, str]) -> None:
+    """Watch the gathers of an engine that has been built: which rank a step waits for is said after some seconds."""
+    engine.scheduler._balance_watch = Watchdog("balance", engine, names, threshold()).start()  # noqa: SLF001 - ours
+
+
 def balance_scheduler(upstream: type) -> type:
     """``BalanceScheduler``, a subclass of the installed ``Scheduler``; ``schedule`` is added by the patcher.
 
@@ -289,6 +309,7 @@ def balance_scheduler(upstream: type) -> type:
         """
 
         _balance_enabled = False
+        _balance_watch: Watchdog | None = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -323,11 +344,17 @@ def balance_scheduler(upstream: type) -> type:
             if len(self.balance_queue) != group.size():
                 self._balance_reset(group.size())
             count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
+            watch = self._balance_watch
+            if watch is not None:
+                watch.enters()
             try:
                 dist.all_gather(self.balance_queue, count, group=group)
             except BaseException:
                 self._balance_reset(group.size())
                 raise
+            finally:
+                if watch is not None:
+                    watch.leaves()
 
     init = BalanceScheduler.__init__
     init.__signature__ = inspect.signature(upstream.__init__)  # type: ignore[attr-defined, misc]
@@ -399,6 +426,8 @@ FEATURE = Feature(
         excluded=balance_excluded,
         needless=balance_needless,
         observed=balance_observed,
+        shared=balance_shared,
+        started=balance_started,
         example={"scheduler_config": {KEY: True}},
     ),
     stand_in=PATCH_BALANCE_SCHEDULE,
