@@ -14,6 +14,7 @@ from importlib import metadata
 
 from .errors import PatchError
 from .source import InstalledSource, Lane
+from .watchdog import VARIABLE, threshold
 
 PLATFORM, GENERAL = "vllm.platform_plugins", "vllm.general_plugins"
 GROUPS = (PLATFORM, GENERAL)
@@ -108,12 +109,22 @@ def _switches() -> Iterator[Switch]:
         chosen = (value or "").strip().lower() or _DEFAULTS[name]
         wrong = f"no value of it (BP006); it has {', '.join(meanings)}"
         yield Switch(name, value, meanings.get(chosen, wrong))
+    yield _stall()
     chosen_plugins = _plugins()
     if chosen_plugins is None:
         yield Switch("VLLM_PLUGINS", None, "vLLM loads every plugin")
     else:
         named = ", ".join(filter(None, chosen_plugins)) or "none"
         yield Switch("VLLM_PLUGINS", os.environ["VLLM_PLUGINS"], f"vLLM loads only these plugins: {named}")
+
+
+def _stall() -> Switch:
+    try:
+        seconds = threshold()
+        means = f"a gather that waits {seconds:g} s is told" if seconds else "no gather that waits is told"
+    except PatchError:
+        means = "no value of it (BP006); it has a number of seconds, 0 for never"
+    return Switch(VARIABLE, os.environ.get(VARIABLE), means)
 
 
 def _plugins() -> list[str] | None:

@@ -28,7 +28,7 @@ HEAVY = {"torch", "vllm", "typer", "rich", "requests", "git", "astor", "asyncio"
 
 @pytest.fixture(autouse=True)
 def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BALANCE_PATCHER", "BALANCE_PATCHER_ON_FAILURE", "VLLM_PLUGINS"):
+    for name in ("BALANCE_PATCHER", "BALANCE_PATCHER_ON_FAILURE", "BALANCE_PATCHER_STALL", "VLLM_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
     # Whether the package is installed where the tests run is not what they are about.
     monkeypatch.setattr(environment.metadata, "entry_points", lambda **_: ())
@@ -219,6 +219,15 @@ def test_a_switch_is_told_with_what_it_means(value: str, means: str, monkeypatch
     status = balance_patcher.status()
     assert means in next(switch for switch in status.switches if switch.name == "BALANCE_PATCHER").means
     assert (status.armed.would_arm, status.armed.why) == (False, f"BALANCE_PATCHER={value}")
+
+
+@pytest.mark.parametrize(
+    ("value", "means"),
+    [("", "waits 20 s is told"), ("2.5", "waits 2.5 s is told"), ("0", "no gather that waits"), ("soon", "BP006")],
+)
+def test_the_time_after_which_a_wait_is_told_is_told(value: str, means: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BALANCE_PATCHER_STALL", value)
+    assert means in next(switch for switch in environment.switches() if switch.name == "BALANCE_PATCHER_STALL").means
 
 
 # -- decided ---------------------------------------------------------------------------------
