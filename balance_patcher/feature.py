@@ -159,6 +159,27 @@ class Pure:
     calls: tuple[str, ...] = ("len",)
 
 
+@dataclass(frozen=True)
+class LaunchPath:
+    """One way in which vLLM starts its engine cores, and what is known of a feature there.
+
+    Attributes:
+        name: What a person calls it.
+        standing: ``tested`` with real engine cores, ``refused`` when it is asked for, or ``untested``.
+        note: What was seen, or why it is refused or was not tested.
+        test: The test that shows it, as pytest names it; empty where there is none.
+    """
+
+    name: str
+    standing: str
+    note: str
+    test: str = ""
+
+    def __post_init__(self) -> None:
+        if self.standing not in ("tested", "refused", "untested") or (self.standing == "untested") != (not self.test):
+            raise bad(f"launch path {self.name!r} is tested or refused, with its test, or untested without one")
+
+
 Invariant = CalledOnce | Ordered | Sets | Agree | Pure
 
 
@@ -176,6 +197,7 @@ class Feature:
         enabling: When it runs in an engine; without one it is installed by hand only.
         parts: The features that it is composed of; empty for a declared one.
         stand_in: The module of a host project that it stands in for.
+        launches: The ways in which engine cores are started, and what is known of it there.
     """
 
     name: str
@@ -187,6 +209,7 @@ class Feature:
     enabling: Enabling | None = None
     parts: tuple[Feature, ...] = ()
     stand_in: StandIn | None = None
+    launches: tuple[LaunchPath, ...] = ()
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)

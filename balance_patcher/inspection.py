@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from . import __version__, launch, plugin
+from . import __version__, launch, plugin, ranks
 from .decision import decisions
 from .digests import declaration_digest, tree_digest
 from .environment import EntryPoint, Vllm, entry_points, installed_vllm, switches, would_arm
@@ -22,7 +22,17 @@ from .plan import Placement, make_plan
 from .proof import reached
 from .registry import broken, features
 from .source import InstalledSource, Lane
-from .states import Armed, BindingState, DecisionState, DeltaState, FeatureState, Status, TakeOverState, TargetState
+from .states import (
+    Armed,
+    BindingState,
+    DecisionState,
+    DeltaState,
+    FeatureState,
+    RankState,
+    Status,
+    TakeOverState,
+    TargetState,
+)
 from .takeover import take_overs
 from .targets import Target
 
@@ -114,6 +124,9 @@ def _feature(feature: Feature, lane: Lane | None, armed: Armed) -> FeatureState:
         decisions=made,
         installed=whole,
         running=here.digest if here is not None else None,
+        ranks=tuple(
+            RankState(rank, said.host, said.pid) for rank, said in sorted(ranks.latest(feature.name).ranks.items())
+        ),
         active=active,
         why=_why(here, made, broken_here, armed, whole=whole),
         deltas=tuple(_delta(delta, placements.get(delta.name)) for delta in feature.deltas),
@@ -121,6 +134,7 @@ def _feature(feature: Feature, lane: Lane | None, armed: Armed) -> FeatureState:
         bindings=tuple(_bindings(here)) if here is not None else (),
         rebased=tuple(_rebased(here)) if here is not None else (),
         stale=tuple(stale(here)) if here is not None else (),
+        launches=feature.launches,
         failures=tuple(failures),
     )
 

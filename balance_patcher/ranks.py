@@ -73,6 +73,12 @@ def _facts(feature: Feature, installation: Installation, vllm_config: Any) -> di
     }
 
 
+def latest(feature: str) -> Agreed:
+    """What was agreed on last in this process, for an engine that is still there."""
+    found = [said for known, name, said in _AGREED if known() is not None and name == feature]
+    return found[-1] if found else Agreed()
+
+
 def must_agree(feature: Feature) -> bool:
     """Whether the ranks of a group must run a feature alike."""
     return feature.enabling is not None and feature.enabling.shared is not None

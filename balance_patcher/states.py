@@ -11,6 +11,7 @@ from typing import Any
 
 from .environment import EntryPoint, Switch, Vllm
 from .errors import Failure
+from .feature import LaunchPath
 from .origins import Origin
 
 
@@ -114,6 +115,15 @@ class DecisionState:
 
 
 @dataclass(frozen=True)
+class RankState:
+    """One rank of the data-parallel group, as it called itself when the ranks agreed."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class TakeOverState:
     """What became of one module of another project that a feature stands in for.
 
@@ -145,11 +155,13 @@ class FeatureState:
         installed: Whether all of it is bound here. Where it stands in for another project's module, its classes
             are bound before any engine asks for it, and are among the ``bindings`` then.
         running: The digest of the texts that are bound; equal on ranks that run the same.
+        ranks: The ranks of the data-parallel group that agreed on it with this one; none where they need not.
         active: Whether it runs: decided ON for an engine of this process, bound, and read back as bound.
         why: Why it is active, or why not; one sentence.
         bindings: Every attribute that was changed.
         rebased: Every class that got other bases.
         stale: Names in loaded modules that still mean what was replaced.
+        launches: The ways in which vLLM starts engine cores, and what is known of the feature there.
         failures: What is wrong with it here.
     """
 
@@ -161,6 +173,7 @@ class FeatureState:
     decisions: tuple[DecisionState, ...]
     installed: bool
     running: str | None
+    ranks: tuple[RankState, ...]
     active: bool
     why: str
     deltas: tuple[DeltaState, ...]
@@ -168,6 +181,7 @@ class FeatureState:
     bindings: tuple[BindingState, ...]
     rebased: tuple[str, ...]
     stale: tuple[str, ...]
+    launches: tuple[LaunchPath, ...]
     failures: tuple[Failure, ...]
 
 

@@ -84,10 +84,12 @@ def _feature(feature: FeatureState, width: int | None) -> Iterator[Text]:
     rows = [("why", feature.why)]
     rows += [(f"decision {made.engine}", made.reason) for made in feature.decisions]
     rows += [("running", f"digest {feature.running}")] if feature.running else []
+    rows += [("ranks", ", ".join(f"{r.rank} (host={r.host} pid={r.pid})" for r in feature.ranks))] * bool(feature.ranks)
     rows += [("target", _target(target)) for target in feature.targets]
     rows += [("bound", _bound(binding)) for binding in feature.bindings]
     rows += [("rebased", text) for text in feature.rebased]
     rows += [("stale", f"{name} still means what was replaced") for name in feature.stale]
+    rows += [("launch path", f"{path.standing}: {path.name}; {path.note}") for path in feature.launches]
     yield from _rows(rows, width)
 
 

@@ -17,7 +17,8 @@ import pytest
 import balance_patcher
 from balance_patcher import cli, decision, environment, inspection, plugin
 from balance_patcher.digests import declaration_digest, tree_digest
-from balance_patcher.errors import Failure
+from balance_patcher.errors import Failure, PatchError
+from balance_patcher.feature import LaunchPath
 from balance_patcher.registry import find_feature
 from balance_patcher.states import Status
 from balance_patcher.terminal_status import as_text
@@ -121,6 +122,8 @@ def test_the_keys_of_the_json_are_these() -> None:
         "targets": (inspection.TargetState("t", None, None, None, True, origin, (origin,)),),
         "rebased": ("a",),
         "stale": ("b",),
+        "ranks": (inspection.RankState(0, "h", 1),),
+        "launches": (LaunchPath("HTTP server", "untested", "no time"),),
         "failures": (failure,),
     }
     whole = Status(**{
@@ -144,8 +147,10 @@ KEYS = {
     "takeovers[]": "feature owner module file ours why",
     "failures[]": FAILURE,
     "failures[].fields": "a",
-    FEATURE: "name summary declared digest armed decisions installed running active why deltas targets bindings "
-    "rebased stale failures",
+    FEATURE: "name summary declared digest armed decisions installed running ranks active why deltas targets bindings "
+    "rebased stale launches failures",
+    f"{FEATURE}.ranks[]": "rank host pid",
+    f"{FEATURE}.launches[]": "name standing note test",
     f"{FEATURE}.decisions[]": "engine active reason failures",
     f"{FEATURE}.decisions[].failures[]": FAILURE,
     f"{FEATURE}.decisions[].failures[].fields": "a",
@@ -382,6 +387,23 @@ def test_a_person_is_told_who_wraps_and_who_overwrote() -> None:
     assert f"; wrapped by {__name__}.fresh ({__file__}:" in text
     assert f"; OVERWRITTEN, now {__name__}.fresh ({__file__}:" in text
     assert "m.old still means what was replaced" in text
+
+
+def test_a_person_is_told_the_ranks_and_how_engine_cores_may_be_started() -> None:
+    status = balance_patcher.status()
+    feature = status.feature("balance")
+    ranks = (inspection.RankState(0, "a", 1), inspection.RankState(1, "b", 2))
+    launches = (LaunchPath("Ray", "untested", "no Ray here"),)
+    shown = type(feature)(**{**vars(feature), "ranks": ranks, "launches": launches})
+    text = as_text(type(status)(**{**vars(status), "features": (shown,)}))
+    assert "0 (host=a pid=1), 1 (host=b pid=2)" in text
+    assert "untested: Ray; no Ray here" in text
+
+
+@pytest.mark.parametrize(("standing", "test"), [("perhaps", ""), ("untested", "tests/a.py::b"), ("tested", "")])
+def test_a_launch_path_has_a_standing_and_a_test_if_it_was_tested(standing: str, test: str) -> None:
+    with pytest.raises(PatchError, match="BP002 bad declaration: launch path 'Ray'"):
+        LaunchPath("Ray", standing, "note", test)
 
 
 def test_wrong_formats_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
