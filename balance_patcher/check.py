@@ -140,6 +140,8 @@ def _delta(placement: Placement, stopped_by: Sequence[Failure]) -> DeltaReport:
 def _detail(placement: Placement) -> str:
     if placement.failures:
         return placement.failures[0].headline
+    if placement.target is None:
+        return placement.delta.unless_missing
     parts = [f"{name} {render_bound(value)}" for name, value in placement.bound.items() if _short(value)]
     for step in placement.steps:
         if isinstance(step.edit, AddParameter):

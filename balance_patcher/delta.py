@@ -155,10 +155,12 @@ class AddParameter:
 class CallThrough:
     """Call upstream's function, then run ``then``, and return upstream's result unchanged.
 
-    If upstream raises, ``then`` does not run.
+    If upstream raises, ``then`` does not run. With ``first`` it runs before upstream's function is called; what it
+    raises keeps that from being called.
     """
 
     then: str
+    first: bool = False
 
 
 Edit = InsertBefore | InsertAfter | Replace | Prologue | AddParameter | CallThrough
@@ -301,6 +303,8 @@ class Delta:
         remove_when: What must be true upstream so that it can go.
         variants: One for each upstream shape.
         after: Deltas that come before this one where both edit at one point.
+        unless_missing: Why there is nothing to patch where upstream has no such module, class or function: the
+            status is ``not-applicable`` then. Without it, a missing target is a failure.
     """
 
     name: str
@@ -310,6 +314,7 @@ class Delta:
     remove_when: str
     variants: tuple[Variant, ...]
     after: tuple[str, ...] = ()
+    unless_missing: str = ""
     declared: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from .feature import Feature
 from .matching import Bindings
 from .refusals import failed, not_found, nothing, part_of, several, too_often
 from .source import Lane
-from .targets import Target, docstring_length, find_target, forwarded, short
+from .targets import Target, absent, docstring_length, find_target, forwarded, short
 from .template import Template
 
 
@@ -115,7 +115,11 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
     for delta in feature.deltas:
         if delta.target not in targets:
             targets[delta.target] = find_target(lane, delta.target)
-        placements.append(_place(delta, targets[delta.target]))
+        target = targets[delta.target]
+        if delta.unless_missing and isinstance(target, Failure) and absent(lane, delta.target):
+            placements.append(Placement(delta, "not-applicable"))
+        else:
+            placements.append(_place(delta, target))
     plan = Plan(feature, lane, placements)
     plan.failures += _collisions(plan)
     return plan

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,6 +106,22 @@ def find_target(lane: Lane, name: str) -> Target | Failure:
     if len(meanings) != 1:
         return _no_definition(text, name, last, "function", meanings, scope, "")
     return Target(text, qualname, functions[0], owner)
+
+
+def absent(lane: Lane, name: str) -> bool:
+    """Whether a target's module, its class or itself is nowhere in a lane: not defined in another way, nor imported.
+
+    Stricter than not being found, because a delta that may be missing must not go missing with a refactoring.
+    """
+    module, _, qualname = name.partition(":")
+    text = lane.module(module)
+    if text is None:
+        lane.require_vllm()
+        return True
+    words = set(re.findall(r"\w+", text.text))
+    defined = {node.name for node in ast.walk(text.tree) if isinstance(node, (ast.ClassDef, *Function))}
+    missing = next((part for part in qualname.split(".") if part not in defined), None)
+    return missing is not None and missing not in words
 
 
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:

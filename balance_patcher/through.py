@@ -14,15 +14,15 @@ UPSTREAM = "balance_patcher_upstream"
 
 
 def through_text(target: Target, steps: list[Step]) -> str:
-    """The text of a function that calls upstream's, then ours, and returns upstream's result.
+    """The text of a function that calls upstream's, before and after it ours, and returns upstream's result.
 
     A method stands in a class of its class's name, so that private names and ``super()`` come out right.
     """
     arguments = ast.parse(f"def f({ast.unparse(_bare(target.node.args))}): pass").body[0]
     signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
     positional = [*target.node.args.posonlyargs, *target.node.args.args]
-    first = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
-    passed = render_bound((*first, *forwarded(target)))
+    own = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
+    passed = render_bound((*own, *forwarded(target)))
     mark = f"{MARK}{steps[0].delta.name}"
     name, indent = target.node.name, "    "
     lines = [f"def upstream({UPSTREAM}):"]
@@ -30,9 +30,11 @@ def through_text(target: Target, steps: list[Step]) -> str:
         name, indent = target.owner.name, indent * 2
         lines.append(f"    class {name}:")
     lines.append(f"{indent}def {target.node.name}({signature}):{mark}")
-    lines.append(f"{indent}    balance_result = {UPSTREAM}({passed}){mark}")
-    for step in steps:
-        lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
+    for first in (True, False):
+        for step in steps:
+            if getattr(step.edit, "first", False) is first:
+                lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
+        lines += [f"{indent}    balance_result = {UPSTREAM}({passed}){mark}"] * first
     lines += [f"{indent}    return balance_result{mark}", f"    return {name}", ""]
     return "\n".join(lines)
 

@@ -641,6 +641,23 @@ def test_several_call_throughs_run_in_their_order_after_one_call_of_upstream(pac
     assert engine.log == ["upstream", ("first",), ("second",)]
 
 
+def test_ours_may_come_first_and_what_it_raises_keeps_upstream_from_being_called(package):
+    live = package(THROUGH.format(signature="self, x", body="return x"))
+    engine = live.module.Engine()
+    deltas = (
+        live.delta("Engine.step", CallThrough("self.note('after')"), name="made.after"),
+        live.delta("Engine.step", CallThrough("self.note('before', 1 / x)", first=True), name="made.before",
+                   after=("made.after",)),
+    )  # fmt: skip
+    ours = live.build(*deltas).functions[f"{live.name}:Engine.step"]
+    assert ours(engine, 1) == 1
+    assert engine.log == [("before", 1.0), "upstream", ("after",)]
+    engine.log.clear()
+    with pytest.raises(ZeroDivisionError):
+        ours(engine, 0)
+    assert engine.log == []
+
+
 def test_private_names_and_super_in_a_call_through_are_those_of_a_method(package):
     live = package(THROUGH.format(signature="self", body="return 1"))
     engine = live.module.Engine()

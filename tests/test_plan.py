@@ -509,3 +509,44 @@ def test_every_failure_of_a_feature_is_collected(text_lane: MakeLane) -> None:
     assert [placement.status for placement in plan.placements] == ["failed", "applied", "failed"]
     assert [failure.code for failure in plan.all_failures] == ["BP101", "BP101"]
     assert [placement.outcome for placement in plan.placements] == [Outcome.BROKEN, Outcome.HOLDS, Outcome.BROKEN]
+
+
+# -- a target that need not be there ---------------------------------------------------------
+
+OPTIONAL = {"the function": STEP, "the class": f"{MODULE}:Core.step", "the module": "vllm.other:Core.step"}
+GONE = {"the function": "class Core:\n    x = 1", "the class": "x = 1", "the module": "x = 1"}
+STILL_THERE = {
+    "a lambda": "class Core:\n    step = lambda self: 1",
+    "imported": "from vllm.other import Core",
+    "in a base": "class Base:\n    def step(self): pass\nclass Core(Base): pass",
+    "defined twice": "class Core:\n    def step(self): pass\n    def step(self): return 1",
+    "only called": "class Core:\n    def other(self):\n        self.step()",
+}
+
+
+def optional(target: str = STEP) -> Delta:
+    return Delta(
+        "f.one", target, why="w", upstream="u", remove_when="r", unless_missing="older ones have no step",
+        variants=(Variant("v", edits=(CallThrough("self.x"),)),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_target_that_need_not_be_there_is_not_applicable_where_it_is_nowhere(gone: str, text_lane: MakeLane) -> None:
+    plan = planned(text_lane, GONE[gone], optional(OPTIONAL[gone]))
+    assert plan.all_failures == []
+    assert plan.placement("f.one").status == "not-applicable"
+    assert plan.steps == {}
+
+
+@pytest.mark.parametrize("there", STILL_THERE)
+def test_one_that_is_there_in_another_way_is_a_failure(there: str, text_lane: MakeLane) -> None:
+    plan = planned(text_lane, STILL_THERE[there], optional())
+    assert plan.placement("f.one").status == "failed"
+    assert plan.all_failures
+
+
+def test_a_source_without_vllm_is_not_one_where_it_is_missing(text_lane: MakeLane) -> None:
+    lane = text_lane({"other/__init__.py": ""})
+    with pytest.raises(PatchError, match="BP503"):
+        make_plan(lane, Feature("f", "s", (optional(),)))
