@@ -203,8 +203,7 @@ def confirm(engine: Any, vllm_config: Any) -> None:
         source = rule.asked(vllm_config) or ""
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
         if rule.started is not None:
-            names = {rank: str(said) for rank, said in ranks.agreed(engine, feature.name).ranks.items()}
-            rule.started(engine, names)
+            rule.started(engine, ranks.peers(engine, feature.name))
 
 
 def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:

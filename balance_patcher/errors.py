@@ -123,6 +123,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP704": ("ranks differ", _B),
     "BP705": ("rank is silent", _B),
     "BP706": ("another rank cannot", _B),
+    "BP707": ("new ranks cannot be asked", _B),
 }
 
 

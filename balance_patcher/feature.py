@@ -63,8 +63,8 @@ class Enabling:
         shared: What has to be equal on all data-parallel ranks besides the code, by name; gets the configuration
             and the feature's exports. What :attr:`observed` shows under the same name must be equal to it. Without
             it the ranks need not agree, and are not asked.
-        started: Told of a finished engine in which it runs; gets the engine core, and what its ranks are called
-            by their numbers, where they had to agree.
+        started: Told of a finished engine in which it runs; gets the engine core, and its ranks
+            (:class:`~balance_patcher.joining.Peers`).
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
     """
@@ -74,7 +74,7 @@ class Enabling:
     needless: Callable[[Any, Any], str | None]
     observed: Callable[[Any], dict[str, object] | None] | None = None
     shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
-    started: Callable[[Any, Mapping[int, str]], None] | None = None
+    started: Callable[[Any, Any], None] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from . import joining
 from .agreement import Agreed, Statement, agree
 from .bindings import Installation
 from .digests import declaration_digest
@@ -16,6 +19,7 @@ from .feature import Feature
 
 # By identity: an engine core need not be hashable.
 _AGREED: list[tuple[weakref.ref[Any], str, Agreed]] = []
+_logger = logging.getLogger("vllm.balance_patcher")
 
 
 class DisagreementError(PatchError):
@@ -33,10 +37,13 @@ def meet(feature: Feature, installation: Installation, engine: Any, vllm_config:
 
     Raises:
         DisagreementError: BP704 to BP706, with every rank that does not fit.
+        PatchError: BP707, if this rank joins a group that runs, and that cannot be asked.
     """
     agreed = _exchange(feature, engine, vllm_config, _facts(feature, installation, vllm_config), "")
     if agreed.failures:
         raise DisagreementError(*agreed.failures)
+    for failure in joining.unfit(agreed, feature.name):
+        _logger.error("the group that this rank joins will refuse it: %s", failure)
     if agreed.mine is not None:
         _AGREED[:] = [known for known in _AGREED if known[0]() is not None]
         _AGREED.append((weakref.ref(engine), feature.name, agreed))
@@ -44,7 +51,13 @@ def meet(feature: Feature, installation: Installation, engine: Any, vllm_config:
 
 def tell(feature: Feature, engine: Any, vllm_config: Any, failures: tuple[Failure, ...]) -> None:
     """Tell the other ranks that this one cannot run a feature, so that they do not wait for it."""
-    _exchange(feature, engine, vllm_config, {}, failures[0].headline)
+    with contextlib.suppress(PatchError):  # there is no way to tell them
+        _exchange(feature, engine, vllm_config, {}, failures[0].headline)
+
+
+def peers(engine: Any, feature: str) -> joining.Peers:
+    """The ranks of an engine's group, for what happens to that later."""
+    return joining.Peers(feature, agreed(engine, feature))
 
 
 def agreed(engine: Any, feature: str) -> Agreed:
@@ -90,4 +103,7 @@ def _exchange(feature: Feature, engine: Any, vllm_config: Any, said: Mapping[str
     if store is None or size <= 1 or not must_agree(feature):
         return Agreed()
     rank = getattr(engine, "dp_rank", parallel.data_parallel_rank)
+    if joining.joins():
+        store = joining.connect(parallel.data_parallel_master_ip, getattr(parallel, "_coord_store_port", 0))
+        return joining.join(store, Statement(rank, said, failure), size, feature.name)
     return agree(store, Statement(rank, said, failure), size, feature.name)

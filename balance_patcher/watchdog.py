@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from .errors import refuse
 
@@ -59,7 +59,8 @@ class Watchdog:
         feature: Whose gathers, for the log.
         engine: The engine core; only a weak reference is kept. ``dp_store``, ``dp_rank``, ``step_counter``,
             ``current_wave`` and ``engines_running`` are read from it.
-        names: What a rank is called, by its number; those that are missing are called by their number.
+        names: What a rank is called, by its number; those that are missing are called by their number. It
+            may be changed: ranks join.
         seconds: How long a step may wait until that is said; 0 for any time.
 
     Attributes:
@@ -69,21 +70,21 @@ class Watchdog:
         moved: When the last one was completed.
     """
 
-    def __init__(
-        self, feature: str, engine: Any, names: Mapping[int, str] | None = None, seconds: float = THRESHOLD
-    ) -> None:
+    def __init__(self, feature: str, engine: Any, names: Mapping[int, str], seconds: float = THRESHOLD) -> None:
         self.feature, self.seconds = feature, seconds
         self.since, self.gathers, self.moved = 0.0, 0, time.monotonic()
-        self._rested = self.moved
+        self._rested, self._group = self.moved, cast(Any, None)
         self._engine: Callable[[], Any] = weakref.ref(engine)
-        self._names = dict(names or {})
+        self._names = names
         self._over = threading.Event()
         weakref.finalize(engine, self._over.set)
 
     # -- on the step's own path --
 
-    def enters(self) -> None:
-        """This rank enters the gather."""
+    def enters(self, group: Any = None) -> None:
+        """This rank enters the gather; on another group the ranks count anew, because a joiner has no history."""
+        if group is not self._group:
+            self._group, self.gathers = group, 0
         self.since = time.monotonic()
 
     def leaves(self) -> None:
@@ -91,10 +92,6 @@ class Watchdog:
         self.since = 0.0
         self.moved = time.monotonic()
         self.gathers += 1
-
-    def group_changed(self) -> None:
-        """The ranks gather on another group from now on, and count anew: a joiner has no history."""
-        self.gathers = 0
 
     # -- beside it --
 

@@ -42,6 +42,7 @@ from balance_patcher.feature import (
 )
 from balance_patcher.watchdog import Watchdog, threshold
 
+from . import balance_scaling
 from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
 
@@ -286,9 +287,16 @@ def balance_shared(vllm_config: Any, exports: Mapping[str, str]) -> dict[str, ob
     return {"cap": active or scheduler.max_num_seqs, "cap attribute": attribute}
 
 
-def balance_started(engine: Any, names: Mapping[int, str]) -> None:
-    """Watch the gathers of an engine that has been built: which rank a step waits for is said after some seconds."""
-    engine.scheduler._balance_watch = Watchdog("balance", engine, names, threshold()).start()  # noqa: SLF001 - ours
+def balance_started(engine: Any, peers: Any) -> None:
+    """Watch the gathers of an engine that has been built, and know its ranks when the group is scaled.
+
+    Args:
+        engine: The engine core.
+        peers: The :class:`~balance_patcher.joining.Peers` of its group.
+    """
+    scheduler = engine.scheduler
+    scheduler._balance_peers = peers  # noqa: SLF001 - our own
+    scheduler._balance_watch = Watchdog("balance", engine, peers.names, threshold()).start()  # noqa: SLF001 - our own
 
 
 def balance_scheduler(upstream: type) -> type:
@@ -310,6 +318,7 @@ def balance_scheduler(upstream: type) -> type:
 
         _balance_enabled = False
         _balance_watch: Watchdog | None = None
+        _balance_peers: Any = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -346,7 +355,7 @@ def balance_scheduler(upstream: type) -> type:
             count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
             watch = self._balance_watch
             if watch is not None:
-                watch.enters()
+                watch.enters(group)
             try:
                 dist.all_gather(self.balance_queue, count, group=group)
             except BaseException:
@@ -356,6 +365,29 @@ def balance_scheduler(upstream: type) -> type:
                 if watch is not None:
                     watch.leaves()
 
+        def balance_scales(self, engine: Any, request: Any) -> None:
+            """Elastic scaling was asked for: tell the ranks that join what runs here.
+
+            Args:
+                engine: The engine core.
+                request: vLLM's ``ReconfigureDistributedRequest``.
+
+            Raises:
+                PatchError: BP707, if they cannot be asked what they run; nothing is scaled then.
+            """
+            self._balance_peers.scales(
+                request.new_data_parallel_master_ip, getattr(request, "coord_store_port", 0),
+                engine.dp_group.size(), request.new_data_parallel_size,
+            )  # fmt: skip
+
+        def balance_admits(self) -> None:
+            """The group with the new ranks is about to be used: refuse it where one of them does not fit.
+
+            Raises:
+                PatchError: BP704 to BP706; the old group goes on.
+            """
+            self._balance_peers.admit()
+
     init = BalanceScheduler.__init__
     init.__signature__ = inspect.signature(upstream.__init__)  # type: ignore[attr-defined, misc]
     return BalanceScheduler
@@ -364,7 +396,7 @@ def balance_scheduler(upstream: type) -> type:
 FEATURE = Feature(
     name="balance",
     summary="Global admission gate for data-parallel serving: if any rank is at its cap, no rank admits.",
-    deltas=(DISABLED_PATH, ADMISSION_GATE, EMPTY_QUEUE_GUARD, GATHER),
+    deltas=(DISABLED_PATH, ADMISSION_GATE, EMPTY_QUEUE_GUARD, GATHER, *balance_scaling.SCALING),
     runtime=RuntimeClass(
         "BalanceScheduler",
         base=SCHEDULER,
@@ -395,6 +427,11 @@ FEATURE = Feature(
             "the data-parallel group is an attribute of the engine core",
             target=f"{ENGINE}:DPEngineCoreProc._init_data_parallel",
             attribute="dp_group",
+        ),
+        Sets(
+            "the store of the data-parallel group is an attribute of the engine core",
+            target=f"{ENGINE}:DPEngineCoreProc._init_data_parallel",
+            attribute="dp_store",
         ),
         Sets(
             "the scheduler is an attribute of the engine core",
@@ -585,6 +622,7 @@ def upstream(balance_patcher_upstream):
     return DPEngineCoreProc
 """,
     ),
+    *balance_scaling.EXAMPLES,
 )
 
 REFUSES = (
@@ -630,4 +668,5 @@ class DPEngineCoreProc:
 """,
         "BP303",
     ),
+    *balance_scaling.REFUSES,
 )

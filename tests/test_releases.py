@@ -32,6 +32,7 @@ class Row:
     count: str
     forwards: str
     guard: str
+    reports: bool
 
 
 def rows() -> Iterator[Row]:
@@ -68,6 +69,7 @@ def rows() -> Iterator[Row]:
             "len(self.running)" if plain else COUNTED,
             "nothing" if minor < 24 else "throttle_prefills",
             "absorbed" if active else "applied",
+            minor < 27,
         )
 
 
@@ -115,11 +117,17 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
         "balance.admission-gate": "applied",
         "balance.empty-queue-guard": row.guard,
         "balance.gather": "applied",
+        "balance.scaling": "applied",
+        "balance.scaling-commit": "not-applicable" if row.reports else "applied",
+        "balance.scaling-ready": "applied" if row.reports else "not-applicable",
     }
     (prefill,) = [feature for feature in report.features if feature.name == "prefill_preemption"]
     assert {delta.status for delta in prefill.deltas} == {"applied"}
-    assert {delta.matches for delta in deltas.values()} == {1}
-    assert all(delta.line and delta.file for delta in deltas.values())
+    placed = [delta for delta in deltas.values() if delta.status != "not-applicable"]
+    assert {delta.matches for delta in placed} == {1}
+    assert all(delta.line and delta.file for delta in placed)
+    (other,) = [delta for delta in deltas.values() if delta.status == "not-applicable"]
+    assert ("until 0.26" in other.detail) is row.reports
     assert f"forwards {row.forwards}" in deltas["balance.disabled-path"].detail
     adds = "adds throttle_prefills=False" in deltas["balance.disabled-path"].detail
     assert adds == (row.forwards == "nothing")
