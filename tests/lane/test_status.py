@@ -110,8 +110,8 @@ def test_deltas_have_their_variant_and_upstreams_line():
     placements = install("balance").built.plan.placements
     found = balance().deltas
     assert [(d.name, d.status, d.line) for d in found] == [(p.delta.name, p.status, p.line) for p in placements]
-    assert [d.variant for d in found] == [p.variant.name for p in placements]
-    assert {d.file for d in found} == {
+    assert [d.variant for d in found] == [p.variant and p.variant.name for p in placements]
+    assert {d.file for d in found if d.status != "not-applicable"} == {
         harness_file("scheduler"),
         sys.modules[harness.dp_engine_core().__module__].__file__,
     }
@@ -140,7 +140,7 @@ def test_each_binding_says_what_was_there_and_what_is_there_now():
     assert cls.before.line
     assert cls.now.name.endswith("BalanceScheduler")
     assert cls.now.file.endswith("balance.py")
-    assert [b.state for b in balance().bindings] == ["ours"] * 3
+    assert [b.state for b in balance().bindings] == ["ours"] * 5  # the class, the gather, and two of scaling
 
 
 def test_rebased_classes_are_named():
