@@ -11,6 +11,7 @@ the count that upstream's own admission stop looks at; ``balance_queue`` holds o
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -295,6 +296,7 @@ def balance_started(engine: Any, peers: Any) -> None:
         peers: The :class:`~balance_patcher.joining.Peers` of its group.
     """
     scheduler = engine.scheduler
+    scheduler._balance_engine = weakref.ref(engine)  # noqa: SLF001 - our own
     scheduler._balance_peers = peers  # noqa: SLF001 - our own
     scheduler._balance_watch = Watchdog("balance", engine, peers.names, threshold()).start()  # noqa: SLF001 - our own
 
@@ -313,12 +315,15 @@ def balance_scheduler(upstream: type) -> type:
 
         Attributes:
             balance_queue: One count per data-parallel rank, each an int tensor of shape ``(1,)`` on the
-                CPU: the running requests at the end of the last step. Only there when balance is on.
+                CPU: the running requests at the end of the last step. Only there when balance is on. All zero when
+                the engine has another group than the one on which they were gathered.
         """
 
         _balance_enabled = False
+        _balance_engine: Any = None  # a weak reference, from the moment when the engine has been built
         _balance_watch: Watchdog | None = None
         _balance_peers: Any = None
+        _balance_group: Any = None  # the group of the last gather
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -330,8 +335,22 @@ def balance_scheduler(upstream: type) -> type:
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
             short_request_first(self)
 
+        @property
+        def balance_queue(self) -> list[torch.Tensor]:
+            engine = self._balance_engine() if self._balance_engine is not None else None
+            # Fault recovery and elastic scaling put another group in place; of that nothing has been counted yet.
+            counted = self._balance_group
+            if engine is not None and counted is not None and counted is not engine.dp_group:
+                self._balance_group = None
+                self._balance_reset(engine.dp_group.size())
+            return self._balance_counts
+
+        @balance_queue.setter
+        def balance_queue(self, counts: list[torch.Tensor]) -> None:
+            self._balance_counts = counts
+
         def _balance_reset(self, ranks: int) -> None:
-            self.balance_queue = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
+            self._balance_counts = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
 
         def balance_gather(self, dp_group: Any = None) -> None:
             """Send this rank's count to all ranks and take theirs: one ``all_gather``.
@@ -362,6 +381,7 @@ def balance_scheduler(upstream: type) -> type:
                 self._balance_reset(group.size())
                 raise
             finally:
+                self._balance_group = group
                 if watch is not None:
                     watch.leaves()
 
