@@ -5,17 +5,19 @@ of the others. A rank that runs something else, that cannot run it, or that says
 every rank that asked, instead of a collective in which they would wait for each other. A rank that is off
 does nothing.
 
-What each rank makes of it is written down too, and read by all: none goes on while another has refused.
+What each rank makes of it is written down too, and read by all. There is one verdict for all of them: whoever
+knows it first puts it into the store, and everybody obeys what stands there. So none goes on while another has
+refused, also where one is late by just the time that the others wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,9 +26,12 @@ from .errors import Failure
 SCHEMA = 1
 #: Seconds until a rank that says nothing is named.
 PATIENCE = 60.0
-#: Seconds that a rank which is about to stop leaves the others to read what it said: it may hold the store.
+#: Seconds that a rank which is about to stop leaves those that spoke to tell why: it may hold the store.
 LINGER = 10.0
+#: Seconds that the store has for an answer; the process that holds it may stand still.
+ANSWER = 10.0
 _PAUSE = 0.02
+_GO = "go"
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def agree(
 
     Args:
         store: The store of the data-parallel group, a ``torch.distributed.Store``.
-        mine: What this rank says.
+        mine: What this rank says; with a failure it hears nobody.
         size: How many ranks there are.
         feature: What it is about.
         occasion: What it is said for; ranks that meet again on the same store say it anew.
@@ -84,49 +89,89 @@ def agree(
             of it; :data:`PATIENCE` if not given.
     """
     patience = PATIENCE if patience is None else patience
-    board = Board(store, f"balance_patcher/{feature}/{occasion}")
+    board = _board(store, feature, occasion)
     board.write(f"says/{mine.rank}", json.dumps(asdict(mine)))
+    if mine.failure:
+        return Agreed((), {}, mine)
     heard, gone = board.read([f"says/{rank}" for rank in range(size)], patience)
-    said = {rank: read_statement(rank, heard.get(f"says/{rank}")) for rank in range(size)}
-    failures = tuple(_judge(mine, said, feature, patience, gone))
+    said = {rank: read_statement(rank, heard.get(f"says/{rank}")) for rank in range(size)} | {mine.rank: mine}
+    there = {rank: statement for rank, statement in said.items() if statement is not None}
+    failures = tuple(_judge(said, feature, patience, gone))
     # The first line is enough for who has not seen it himself; the rest stands in the log of that rank.
-    board.write(f"finds/{mine.rank}", failures[0].headline if failures else mine.failure)
-    there = [rank for rank, statement in said.items() if statement is not None]
-    # Whoever stops now may hold the store: those that wrote must have read first.
-    found, gone = board.read([f"finds/{rank}" for rank in there], LINGER if failures or mine.failure else patience)
-    if not failures and not mine.failure:
-        failures = tuple(_refused(found, said, feature, patience, gone))
-    return Agreed(failures, {rank: statement for rank, statement in said.items() if statement is not None}, mine)
+    board.write(f"finds/{mine.rank}", failures[0].headline if failures else "")
+    if not failures:
+        others = [statement for statement in there.values() if statement is not mine]
+        found, gone = board.read([f"finds/{statement.rank}" for statement in others], patience)
+        failures = tuple(_refused(found, others, feature, patience, gone))
+    stands, gone = board.settle("verdict", f"{mine} has refused: {failures[0].headline}" if failures else _GO)
+    if stands == _GO:
+        failures = ()  # one that this rank gave up on has answered after all, and the others have gone on
+    elif not failures:
+        why = stands if stands is not None else f"whether all go on is not known: {_lost(gone)}"
+        failures = (Failure("BP706", f"{feature}: {why}", next=_MEND),)
+    return Agreed(failures, there, mine)
 
 
-def _judge(
-    mine: Statement, said: Mapping[int, Statement | None], feature: str, patience: float, gone: str
-) -> Iterator[Failure]:
+def part(
+    store: Any, agreed: Agreed, size: int, feature: str, *, occasion: str = "start", patience: float | None = None
+) -> None:
+    """Say that this rank has told why it will stop, and wait until the others have told it too.
+
+    Whoever stops may hold the store, and where one engine core has ended, vLLM's front end ends the others. Those
+    that spoke are done in a moment; one that failed before it heard anybody waits for all.
+
+    Args:
+        store: The store in which they met.
+        agreed: What came of that on this rank.
+        size: How many ranks there are.
+        feature: What it is about.
+        occasion: What they met for.
+        patience: Seconds to wait for those that say nothing; 0 where this rank goes on without the feature.
+    """
+    if agreed.mine is None:
+        return
+    patience = PATIENCE if patience is None else patience
+    board = _board(store, feature, occasion)
+    board.write(f"told/{agreed.mine.rank}", "yes")
+    if patience:
+        waits = (range(size), patience) if agreed.mine.failure else (agreed.ranks, min(LINGER, patience))
+        board.read([f"told/{rank}" for rank in waits[0]], waits[1])
+
+
+def _judge(said: Mapping[int, Statement | None], feature: str, patience: float, gone: str) -> Iterator[Failure]:
     for rank, statement in said.items():
-        if statement is None:
-            why = f"the store went away ({gone})" if gone else f"it said nothing for {patience:g} s"
+        if statement is None and gone:
+            yield Failure("BP705", f"rank {rank} of {len(said)}: {_lost(gone)}", next=_MEND)
+        elif statement is None:
             yield Failure(
                 "BP705",
-                f"rank {rank} of {len(said)}: {why}; {feature} is off there, or balance_patcher is not installed",
+                f"rank {rank} of {len(said)}: it said nothing for {patience:g} s; {feature} is off there, or "
+                "balance_patcher is not installed",
                 next=f"start every rank with {feature} on and the same balance_patcher, or every one with it off",
             )  # fmt: skip
-        elif statement.failure and statement.rank != mine.rank:
+        elif statement.failure:
             yield _cannot(statement, feature, statement.failure)
     present = [statement for statement in said.values() if statement is not None and not statement.failure]
     yield from differences(present, feature)
 
 
 def _refused(
-    found: Mapping[str, str], said: Mapping[int, Statement | None], feature: str, patience: float, gone: str
+    found: Mapping[str, str], others: Sequence[Statement], feature: str, patience: float, gone: str
 ) -> Iterator[Failure]:
     """What another rank has found, where this one has found nothing itself: it was late, or the other was."""
-    for rank, statement in said.items():
-        finding = found.get(f"finds/{rank}")
+    for statement in others:
+        finding = found.get(f"finds/{statement.rank}")
+        if finding is None:
+            finding = _lost(gone) if gone else f"it did not answer for {patience:g} s"
         if finding:
-            yield _cannot(statement or Statement(rank), feature, finding)
-        elif finding is None:
-            why = f"the store went away ({gone})" if gone else f"it did not answer for {patience:g} s"
-            yield _cannot(statement or Statement(rank), feature, why)
+            yield _cannot(statement, feature, finding)
+
+
+_MEND = "see the logs of the other ranks, first that of rank 0, whose process holds the store"
+
+
+def _lost(gone: str) -> str:
+    return f"the store of the group is lost ({gone})"
 
 
 def _cannot(statement: Statement, feature: str, why: str) -> Failure:
@@ -169,29 +214,65 @@ def _unread(rank: int, text: str) -> Statement:
     return Statement(rank, failure=f"what it says cannot be read: {text[:80]}", host="?", pid=0, schema=0)
 
 
+def _board(store: Any, feature: str, occasion: str) -> Board:
+    return Board(store, f"balance_patcher/{feature}/{occasion}")
+
+
 class Board:
-    """Keys of one occasion in a store that may go away while it is read."""
+    """Keys of one occasion in a store that may go away while it is read, or not answer any more.
+
+    The store is asked in a thread: a call of it may wait without an end, and what a signal raises in this one
+    is not the store's.
+    """
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def write(self, key: str, text: str) -> None:
         """Put a text there; if the store is gone, so is who would read it, and :meth:`read` says so."""
-        with contextlib.suppress(Exception):
-            self._store.set(f"{self._prefix}/{key}", text)
+        _ask(lambda: self._store.set(f"{self._prefix}/{key}", text), ANSWER)
+
+    def settle(self, key: str, text: str) -> tuple[str | None, str]:
+        """What stands under a key that is written once: this text if there was none. And why nothing is known."""
+        stands: list[str] = []
+        gone = _ask(lambda: stands.append(_text(self._store.compare_set(f"{self._prefix}/{key}", "", text))), ANSWER)
+        return (None, gone) if gone else (stands[0], "")
 
     def read(self, keys: Sequence[str], patience: float) -> tuple[dict[str, str], str]:
         """What stands under the keys, as far as it came in time; and why no more could be read."""
         found: dict[str, str] = {}
         deadline = time.monotonic() + patience
-        try:
+
+        def look() -> None:
             while missing := [key for key in keys if key not in found]:
                 for key in missing:
                     if self._store.check([f"{self._prefix}/{key}"]):
-                        found[key] = self._store.get(f"{self._prefix}/{key}").decode()
+                        found[key] = _text(self._store.get(f"{self._prefix}/{key}"))
                 if len(found) == len(keys) or time.monotonic() > deadline:
                     break
                 time.sleep(_PAUSE)
+
+        gone = _ask(look, max(ANSWER, patience + 1))
+        return dict(found), gone
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _ask(work: Callable[[], object], seconds: float) -> str:
+    """Do a piece of work that may never end; why it was not done, or nothing."""
+    raised: list[Exception] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
         except Exception as error:  # noqa: BLE001 - whatever a store raises whose process has ended
-            return found, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return found, ""
+            raised.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="balance_patcher agreement", daemon=True).start()
+    if not done.wait(seconds):
+        return f"no answer for {seconds:g} s"
+    return "".join(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}" for error in raised)

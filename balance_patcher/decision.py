@@ -109,10 +109,10 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
         _DECISIONS.append(made)
     for decision in made:
         # What is on is told by `confirm`: nothing is, before the engine is there.
-        for line in () if decision.active else decision.reason.splitlines():
-            (_logger.error if decision.failures else _logger.info)("%s", line)
+        if not decision.active and not decision.failures:
+            _logger.info("%s", decision.reason)
     _warn_of_unplaced([decision.feature for decision in made if decision.source is None])
-    _stop_or_remind(engine, [decision for decision in made if decision.failures])
+    _stop_or_remind(engine, vllm_config, [decision for decision in made if decision.failures])
     return made
 
 
@@ -130,11 +130,12 @@ def _words(value: Any) -> set[str]:
     return {str(key) for key in value}.union(*(_words(inner) for inner in value.values()))
 
 
-def _stop_or_remind(engine: Any, failed: list[Decision]) -> None:
+def _stop_or_remind(engine: Any, vllm_config: Any, failed: list[Decision]) -> None:
     """What was asked for cannot be had: the engine stops, or it serves without and says so, over and over."""
     if not failed:
         return
     failures = [failure for decision in failed for failure in decision.failures]
+    ranks.leave([decision.feature for decision in failed], engine, vllm_config, stops=_stops())
     if _stops():
         excluded = all(failure.code == "BP701" for failure in failures)
         raise (ExcludedError if excluded else PatchError)(*failures)
@@ -257,7 +258,7 @@ def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
     wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
     if wanted:
-        _stops(), threshold()  # a bad value is told before it is needed
+        _check_switches(wanted, engine, vllm_config)
     made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
     for group in overlapping(wanted):
         sources = {feature.name: str(found[feature.name]) for feature in group}
@@ -265,15 +266,33 @@ def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     return tuple(made[feature.name] for feature in features())
 
 
+def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
+    """A bad value is told before it is needed; also to the other ranks, because what to do with it is not known."""
+    try:
+        _stops(), threshold()
+    except PatchError as error:
+        for feature in wanted:
+            ranks.tell(feature, engine, vllm_config, error.failures[0].headline)
+        ranks.leave([feature.name for feature in wanted], engine, vllm_config, stops=True)
+        raise
+
+
 def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
     """Who asks for a feature that can be installed; or the decision that it is off."""
+    found = _looked_at(feature, engine, vllm_config)
+    if isinstance(found, Decision) and found.source is not None:
+        reason = found.failures[0].headline if found.failures else found.reason.partition(": ")[2]
+        ranks.tell(feature, engine, vllm_config, reason)
+    return found
+
+
+def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
     rule = feature.enabling
     if rule is None:
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because nothing can ask for it")
     try:
         source = rule.asked(vllm_config)
     except PatchError as error:
-        ranks.tell(feature, engine, vllm_config, error.failures)
         return _off(feature, error.failures, "a value that says neither yes nor no")
     except Exception as error:
         # Whether it is asked for is not known, and what nobody asks for stops nobody.
@@ -291,14 +310,12 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
         excluded = rule.excluded(engine, vllm_config)
         needless = rule.needless(engine, vllm_config) if not excluded else None
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
-        ranks.tell(feature, engine, vllm_config, _failures(error))
         return _off(feature, _failures(error), source)
     if excluded:
         failures = tuple(
             Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
             for why in excluded
         )
-        ranks.tell(feature, engine, vllm_config, failures)
         return _off(feature, failures, source)
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
@@ -326,8 +343,8 @@ def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, v
         return
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch either
         if len(group) == 1:
-            ranks.tell(group[0], engine, vllm_config, _failures(error))
             yield _off(group[0], _failures(error), sources[group[0].name])
+            ranks.tell(group[0], engine, vllm_config, _failures(error)[0].headline)
             return
         for feature in group:
             yield from _switch_on([feature], sources, engine, vllm_config)
@@ -339,8 +356,12 @@ def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, v
 
 
 def _off(feature: Feature, failures: tuple[Failure, ...], source: str) -> Decision:
+    """Asked for, and off; said at once, because where another rank stops for it, this one may be ended."""
     told = "\n".join(str(failure) for failure in failures)
-    return Decision(feature.name, False, f"{feature.name}: OFF because it cannot run\n{told}", failures, source)
+    reason = f"{feature.name}: OFF because it cannot run\n{told}"
+    for line in reason.splitlines():
+        _logger.error("%s", line)
+    return Decision(feature.name, False, reason, failures, source)
 
 
 def _failures(error: Exception) -> tuple[Failure, ...]:

@@ -151,12 +151,16 @@ class AddParameter:
     default: str
 
 
+#: What upstream's function has returned, in the text of a call-through that comes after it.
+RESULT = "balance_result"
+
+
 @dataclass(frozen=True)
 class CallThrough:
     """Call upstream's function, then run ``then``, and return upstream's result unchanged.
 
-    If upstream raises, ``then`` does not run. With ``first`` it runs before upstream's function is called; what it
-    raises keeps that from being called.
+    If upstream raises, ``then`` does not run; it may read the result as ``balance_result``. With ``first`` it runs
+    before upstream's function is called; what it raises keeps that from being called.
     """
 
     then: str

@@ -1,18 +1,18 @@
-"""Ranks that join a running group: what they run is known before the others gather with them.
+"""Ranks that join a running group: what they run is known before the others work with them.
 
 Elastic scaling makes a new group beside the old one, and gives old and new ranks a store of its own to prepare
-it. The old ranks write there what they run as soon as they are asked to scale up; a new one reads it before its
-weights load, and writes down what it runs. Before the old ranks switch, they read that: a new rank that runs
-something else, or has said nothing, makes the scaling fail, and the old group goes on.
-
-A new rank that differs does not stop by itself when the old ones have spoken: they refuse it, and one that died
-halfway would leave them in upstream's collectives. Where they have said nothing, it stops.
+it. Old ranks write there what they run as soon as they are asked to scale up, new ones before their weights load.
+There is one verdict for all of them: whoever knows it first puts it into the store, and everybody obeys what
+stands there. If a new rank runs something else, or says nothing, it does not start, and the old ranks give the
+scaling up before anything of their group has been touched.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -20,13 +20,16 @@ from typing import Any
 
 from . import agreement
 from .agreement import Agreed, Board, Statement, differences, read_statement
-from .errors import Failure, PatchError, refuse
+from .errors import Failure, refuse
 
 #: vLLM sets it for an engine core that joins a group that runs.
 LAUNCHED = "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH"
 #: Seconds to reach the store of a scaling.
 REACH = 30.0
-_SIZE = "data_parallel_size"
+#: Seconds from one look into it to the next, while ranks go on working.
+LOOK = 0.1
+_SIZE, _FITS = "data_parallel_size", "fits"
+_logger = logging.getLogger("vllm.balance_patcher")
 
 
 def joins() -> bool:
@@ -43,12 +46,14 @@ class Peers:
 
     Attributes:
         names: What each rank is called, by its number.
+        refused: Whether the scaling that was asked for last is to be given up.
     """
 
     def __init__(self, feature: str, agreed: Agreed) -> None:
         self._feature, self._mine = feature, agreed.mine
         self.names = {rank: str(said) for rank, said in agreed.ranks.items()}
-        self._scaling: tuple[Any, int, int] | None = None
+        self.refused = False
+        self._scaling: Scaling | None = None
 
     def scales(self, host: str, port: int, old: int, new: int) -> None:
         """This rank is asked to go from one size to another: the new ranks are told what runs here.
@@ -62,59 +67,116 @@ class Peers:
         Raises:
             PatchError: BP707, if there is no way to hear the new ranks; nothing is scaled then.
         """
-        self._scaling = None
-        if new <= old or self._mine is None:
-            return
-        store = connect(host, port)
-        facts = {**self._mine.facts, _SIZE: new}
-        _board(store, self._feature).write(
-            f"says/{self._mine.rank}", json.dumps(asdict(replace(self._mine, facts=facts)))
-        )
-        self._scaling = store, old, new
+        self._scaling, self.refused = None, False
+        if new > old and self._mine is not None:
+            mine = replace(self._mine, facts={**self._mine.facts, _SIZE: new})
+            self._scaling = Scaling(connect(host, port), mine, new, self._feature)
+            self._scaling.say()
 
-    def admit(self) -> None:
-        """Refuse new ranks that do not fit, before the old ones switch to the group with them.
+    def fits(self, *, wait: bool = False) -> bool:
+        """Whether the next group may be worked with; no scaling up always may.
 
-        Raises:
-            PatchError: BP704 to BP706, with every rank that does not fit; the old group goes on.
+        Args:
+            wait: For the verdict; without it, ``False`` while there is none. The time that new ranks have to
+                speak starts with the first call, when the group with them exists.
         """
-        if self._scaling is None or self._mine is None:
-            return
-        store, old, new = self._scaling
-        said, gone = _read(store, self._feature, range(new), 0.0)
-        joiners = [rank for rank in range(old, new) if rank not in said]
-        failures = _silent(joiners, new, self._feature, gone or "it has said nothing")
-        failures += _judge(said, self._feature)
-        if failures:
-            raise PatchError(*failures)
-        self.names |= {rank: str(statement) for rank, statement in said.items()}
+        if self._scaling is None:
+            return True
+        verdict = self._scaling.verdict(wait=wait)
+        if verdict is None:
+            return False
+        if verdict.failures:
+            self._scaling, self.refused = None, True
+            for failure in verdict.failures:
+                _logger.error("%s: the scaling is given up, and the ranks go on as before: %s", self._feature, failure)
+            return False
+        self._scaling = None
+        self.names |= {rank: str(statement) for rank, statement in verdict.ranks.items()}
+        return True
+
+
+class Scaling:
+    """One scaling, as one of its ranks sees it.
+
+    Args:
+        store: The store of the scaling, a ``torch.distributed.Store``; vLLM makes one for each.
+        mine: What this rank says.
+        size: How many ranks the next group has.
+        feature: What it is about.
+    """
+
+    def __init__(self, store: Any, mine: Statement, size: int, feature: str) -> None:
+        self._store, self._mine, self._size, self._feature = store, mine, size, feature
+        self._board = Board(store, f"balance_patcher/{feature}/scaling")
+        self._since = self._looked = 0.0
+
+    def say(self) -> None:
+        """Write down what this rank runs."""
+        self._board.write(f"says/{self._mine.rank}", json.dumps(asdict(self._mine)))
+
+    def verdict(self, *, wait: bool) -> Agreed | None:
+        """What all ranks of the scaling go by; ``None`` while it is open and is not waited for."""
+        self._since = self._since or time.monotonic()
+        while True:
+            found = self._look() if time.monotonic() - self._looked >= LOOK else None
+            if found is not None or not wait:
+                return found
+            time.sleep(LOOK)
+
+    def _look(self) -> Agreed | None:
+        """Read what was said, propose a verdict if that is enough for one, and take the one that stands."""
+        self._looked = time.monotonic()
+        keys = [f"says/{rank}" for rank in range(self._size)]
+        found, gone = self._board.read(keys, 0.0)
+        said = {rank: read_statement(rank, found.get(f"says/{rank}")) for rank in range(self._size)}
+        there = {rank: statement for rank, statement in said.items() if statement is not None}
+        missing = [rank for rank, statement in said.items() if statement is None]
+        failures = tuple(_judge(there, self._feature))
+        late = self._looked - self._since > agreement.PATIENCE
+        if missing and (late or gone) and not failures:
+            why = f"the store went away ({gone})" if gone else f"it said nothing for {agreement.PATIENCE:g} s"
+            failures = tuple(_silent(missing, self._size, self._feature, why))
+        if gone:
+            return Agreed(failures, there, self._mine)
+        try:
+            stands = self._stands("" if missing and not failures else failures[0].headline if failures else _FITS)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises whose process has ended
+            stands = f"the store went away ({type(error).__name__})"
+        if stands == _FITS:
+            return Agreed((), there, self._mine)
+        if stands is None:
+            return None
+        # Somebody else's; what this rank has found itself says more.
+        other = Failure(
+            "BP706", f"the scaling to {self._size} ranks is given up: {stands}", "see the logs of the other ranks"
+        )
+        return Agreed(failures or (other,), there, self._mine)
+
+    def _stands(self, proposed: str) -> str | None:
+        """The verdict in the store, after this rank's proposal if it has one."""
+        key = f"balance_patcher/{self._feature}/scaling/verdict"
+        if proposed:
+            return str(self._store.compare_set(key, "", proposed).decode())
+        return str(self._store.get(key).decode()) if self._store.check([key]) else None
 
 
 def join(store: Any, mine: Statement, size: int, feature: str) -> Agreed:
-    """Say what this rank runs to a group that it joins, and hear what runs there.
+    """Say what this rank runs to a group that it joins, and wait for the verdict.
 
     Args:
         store: The store of the scaling.
-        mine: What this rank says.
+        mine: What this rank says; with a failure it does not wait.
         size: How many ranks the next group has.
         feature: What it is about.
 
     Returns:
-        BP705 for old ranks that said nothing. What differs is not among the failures: the old ranks refuse it.
+        BP704 to BP706 where it must not start.
     """
-    board = _board(store, feature)
-    board.write(f"says/{mine.rank}", json.dumps(asdict(mine)))
+    scaling = Scaling(store, mine, size, feature)
+    scaling.say()
     if mine.failure:
         return Agreed((), {}, mine)
-    said, gone = _read(store, feature, range(size), agreement.PATIENCE)
-    missing = [rank for rank in range(size) if rank not in said]
-    why = gone or f"it said nothing for {agreement.PATIENCE:g} s"
-    return Agreed(tuple(_silent(missing, size, feature, why)), said, mine)
-
-
-def unfit(agreed: Agreed, feature: str) -> tuple[Failure, ...]:
-    """What the ranks that this one joins will refuse."""
-    return tuple(_judge(agreed.ranks, feature))
+    return scaling.verdict(wait=True) or Agreed()
 
 
 def connect(host: str, port: int) -> Any:
@@ -134,16 +196,6 @@ def connect(host: str, port: int) -> Any:
             "BP707", f"the store of the scaling at {host}:{port} cannot be reached: {error}",
             next="see whether the front end that scales is still there, and scale again",
         ) from error  # fmt: skip
-
-
-def _board(store: Any, feature: str) -> Board:
-    return Board(store, f"balance_patcher/{feature}/scaling")
-
-
-def _read(store: Any, feature: str, ranks: Sequence[int], patience: float) -> tuple[dict[int, Statement], str]:
-    found, gone = _board(store, feature).read([f"says/{rank}" for rank in ranks], patience)
-    said = {rank: read_statement(rank, found.get(f"says/{rank}")) for rank in ranks}
-    return {rank: statement for rank, statement in said.items() if statement is not None}, gone
 
 
 def _silent(ranks: Sequence[int], size: int, feature: str, why: str) -> list[Failure]:

@@ -169,12 +169,13 @@ def _runs(lines: _Lines, feature: Feature, reached: Sequence[dict[str, Any]], la
     parts = reached[0]["parts"][feature.name]
     try:
         declared = _declared(lane, compose([find_feature(part) for part in parts])) if parts else {}
-        upstream = _upstream(make_plan(lane, feature))
+        plan = make_plan(lane, feature)
+        upstream = _upstream(plan)
     except PatchError as error:
         for failure in error.failures:
             lines.broken("what is declared can be made", failure)
         return
-    for target in feature.targets:
+    for target in plan.steps:
         ours = on or (_stands_in(reached[0], feature) and _on_class(feature, target))
         name = f"{target} {'as declared' if ours else 'without ours'}"
         told: dict[str, list[Any]] = {}

@@ -15,7 +15,7 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .delta import CallThrough
+from .delta import RESULT, CallThrough
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
@@ -172,6 +172,8 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
             )
     tree = ast.parse(step.text)
     known = fresh | scope.local | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
+    if isinstance(step.edit, CallThrough) and not step.edit.first:
+        known.add(RESULT)
     yield from _unknown(tree, known, target, placement, step.text)
     yield from _shadowed(Template(step.template), scope.local | scope.module, scope, placement)
     provided = _provided(plan, target)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from . import joining
-from .agreement import Agreed, Statement, agree
+from .agreement import Agreed, Statement, agree, part
 from .bindings import Installation
 from .digests import declaration_digest
-from .errors import Failure, PatchError
+from .errors import PatchError
 from .feature import Feature
 
 # By identity: an engine core need not be hashable.
-_AGREED: list[tuple[weakref.ref[Any], str, Agreed]] = []
-_logger = logging.getLogger("vllm.balance_patcher")
+_MET: list[tuple[weakref.ref[Any], str, Agreed]] = []
 
 
 class DisagreementError(PatchError):
@@ -42,17 +40,27 @@ def meet(feature: Feature, installation: Installation, engine: Any, vllm_config:
     agreed = _exchange(feature, engine, vllm_config, _facts(feature, installation, vllm_config), "")
     if agreed.failures:
         raise DisagreementError(*agreed.failures)
-    for failure in joining.unfit(agreed, feature.name):
-        _logger.error("the group that this rank joins will refuse it: %s", failure)
-    if agreed.mine is not None:
-        _AGREED[:] = [known for known in _AGREED if known[0]() is not None]
-        _AGREED.append((weakref.ref(engine), feature.name, agreed))
 
 
-def tell(feature: Feature, engine: Any, vllm_config: Any, failures: tuple[Failure, ...]) -> None:
-    """Tell the other ranks that this one cannot run a feature, so that they do not wait for it."""
+def tell(feature: Feature, engine: Any, vllm_config: Any, why: str) -> None:
+    """Tell the other ranks why this one does not run a feature that it is asked for; nobody is waited for."""
     with contextlib.suppress(PatchError):  # there is no way to tell them
-        _exchange(feature, engine, vllm_config, {}, failures[0].headline)
+        _exchange(feature, engine, vllm_config, {}, why)
+
+
+def leave(features: Collection[str], engine: Any, vllm_config: Any, *, stops: bool) -> None:
+    """Let the other ranks come to the same end, when this one has told why it goes without some features.
+
+    Args:
+        features: Their names.
+        engine: The engine core.
+        vllm_config: Its configuration.
+        stops: Whether it will end now. The others are waited for then: it may hold the store.
+    """
+    store, size = getattr(engine, "dp_store", None), vllm_config.parallel_config.data_parallel_size
+    for known, name, said in [] if joining.joins() else list(_MET):
+        if known() is engine and name in features and _refused(said):
+            part(store, said, size, name, patience=None if stops else 0)
 
 
 def peers(engine: Any, feature: str) -> joining.Peers:
@@ -62,7 +70,7 @@ def peers(engine: Any, feature: str) -> joining.Peers:
 
 def agreed(engine: Any, feature: str) -> Agreed:
     """What the ranks of an engine's group said when they agreed; nobody said anything where they need not."""
-    found = [said for known, name, said in _AGREED if known() is engine and name == feature]
+    found = [said for known, name, said in _MET if known() is engine and name == feature and not _refused(said)]
     return found[-1] if found else Agreed()
 
 
@@ -88,7 +96,7 @@ def _facts(feature: Feature, installation: Installation, vllm_config: Any) -> di
 
 def latest(feature: str) -> Agreed:
     """What was agreed on last in this process, for an engine that is still there."""
-    found = [said for known, name, said in _AGREED if known() is not None and name == feature]
+    found = [said for known, name, said in _MET if known() is not None and name == feature and not _refused(said)]
     return found[-1] if found else Agreed()
 
 
@@ -103,7 +111,16 @@ def _exchange(feature: Feature, engine: Any, vllm_config: Any, said: Mapping[str
     if store is None or size <= 1 or not must_agree(feature):
         return Agreed()
     rank = getattr(engine, "dp_rank", parallel.data_parallel_rank)
+    mine = Statement(rank, said, failure)
     if joining.joins():
         store = joining.connect(parallel.data_parallel_master_ip, getattr(parallel, "_coord_store_port", 0))
-        return joining.join(store, Statement(rank, said, failure), size, feature.name)
-    return agree(store, Statement(rank, said, failure), size, feature.name)
+        agreed = joining.join(store, mine, size, feature.name)
+    else:
+        agreed = agree(store, mine, size, feature.name)
+    _MET[:] = [known for known in _MET if known[0]() is not None]
+    _MET.append((weakref.ref(engine), feature.name, agreed))
+    return agreed
+
+
+def _refused(said: Agreed) -> bool:
+    return bool(said.failures or (said.mine is not None and said.mine.failure))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 
+from .delta import RESULT
 from .matching import render_bound
 from .plan import Step
 from .splice import MARK
@@ -34,8 +35,8 @@ def through_text(target: Target, steps: list[Step]) -> str:
         for step in steps:
             if getattr(step.edit, "first", False) is first:
                 lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
-        lines += [f"{indent}    balance_result = {UPSTREAM}({passed}){mark}"] * first
-    lines += [f"{indent}    return balance_result{mark}", f"    return {name}", ""]
+        lines += [f"{indent}    {RESULT} = {UPSTREAM}({passed}){mark}"] * first
+    lines += [f"{indent}    return {RESULT}{mark}", f"    return {name}", ""]
     return "\n".join(lines)
 
 

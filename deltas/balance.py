@@ -203,6 +203,8 @@ GATHER = Delta(
                     """
                     if getattr(self.scheduler, "_balance_enabled", False):
                         self.scheduler.balance_gather(self.dp_group)
+                        if not balance_result:
+                            self.scheduler.balance_rest()
                     """
                 ),
             ),
@@ -349,6 +351,10 @@ def balance_scheduler(upstream: type) -> type:
         def balance_queue(self, counts: list[torch.Tensor]) -> None:
             self._balance_counts = counts
 
+        def balance_rest(self) -> None:
+            """All ranks have come to rest together; what happens until they go on again has not been counted."""
+            self._balance_reset(len(self._balance_counts))
+
         def _balance_reset(self, ranks: int) -> None:
             self._balance_counts = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
 
@@ -400,13 +406,13 @@ def balance_scheduler(upstream: type) -> type:
                 engine.dp_group.size(), request.new_data_parallel_size,
             )  # fmt: skip
 
-        def balance_admits(self) -> None:
-            """The group with the new ranks is about to be used: refuse it where one of them does not fit.
+        def balance_fits(self, *, wait: bool = False) -> bool:
+            """Whether a scaling may go on: its new ranks run what the old ones run."""
+            return self._balance_peers is None or bool(self._balance_peers.fits(wait=wait))
 
-            Raises:
-                PatchError: BP704 to BP706; the old group goes on.
-            """
-            self._balance_peers.admit()
+        def balance_gives_up(self) -> bool:
+            """Whether a scaling is to be given up, because a new rank does not fit."""
+            return self._balance_peers is not None and bool(self._balance_peers.refused)
 
     init = BalanceScheduler.__init__
     init.__signature__ = inspect.signature(upstream.__init__)  # type: ignore[attr-defined, misc]
@@ -638,6 +644,8 @@ def upstream(balance_patcher_upstream):
             balance_result = balance_patcher_upstream(self, local, every)
             if getattr(self.scheduler, "_balance_enabled", False):
                 self.scheduler.balance_gather(self.dp_group)
+                if not balance_result:
+                    self.scheduler.balance_rest()
             return balance_result
     return DPEngineCoreProc
 """,

@@ -26,6 +26,7 @@ RELEASES = tuple(
 #: The files that the balance feature reads.
 MEMBERS = (
     "vllm/v1/core/sched/scheduler.py", "vllm/v1/core/sched/interface.py", "vllm/v1/engine/core.py", "vllm/_version.py",
+    "vllm/distributed/elastic_ep/elastic_state.py",
 )  # fmt: skip
 
 os.environ.setdefault("BALANCE_PATCHER_CACHE", str(ROOT / ".cache" / "wheels"))

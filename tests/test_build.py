@@ -641,6 +641,15 @@ def test_several_call_throughs_run_in_their_order_after_one_call_of_upstream(pac
     assert engine.log == ["upstream", ("first",), ("second",)]
 
 
+def test_ours_may_read_what_upstream_returned_and_not_before_it_did(package):
+    live = package(THROUGH.format(signature="self, x", body="return x"))
+    engine = live.module.Engine()
+    assert live.edited("Engine.step", CallThrough("self.note(balance_result)"))(engine, 7) == 7
+    assert engine.log == ["upstream", (7,)]
+    with pytest.raises(PatchError, match="BP302"):
+        live.edited("Engine.step", CallThrough("self.note(balance_result)", first=True))
+
+
 def test_ours_may_come_first_and_what_it_raises_keeps_upstream_from_being_called(package):
     live = package(THROUGH.format(signature="self, x", body="return x"))
     engine = live.module.Engine()

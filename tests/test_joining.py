@@ -1,21 +1,38 @@
-"""Ranks that join a running group: told what runs there, refused before the others switch to them."""
+"""Ranks that join a running group: one verdict for all, before the old ranks touch what they have."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from balance_patcher import agreement, joining
 from balance_patcher.agreement import Agreed, Statement
 from balance_patcher.errors import PatchError
-from balance_patcher.joining import Peers, join, joins, unfit
+from balance_patcher.joining import Peers, join, joins
 from tests.test_agreement import Store, says
 
 AT = ("127.0.0.1", 4711)
+
+
+class Scaled(Store):
+    """The store of one scaling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        with self._lock:
+            self._there()
+            if self.values.get(key, b"") == expected.encode():
+                self.values[key] = value.encode()
+            return self.values[key]
 
 
 def said(rank: int, failure: str = "", **facts: object) -> Statement:
@@ -23,12 +40,18 @@ def said(rank: int, failure: str = "", **facts: object) -> Statement:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(monkeypatch: pytest.MonkeyPatch) -> Scaled:
     """The store of one scaling, whatever its address."""
-    made = Store()
+    made = Scaled()
     monkeypatch.setattr(joining, "connect", lambda *_: made)
-    monkeypatch.setattr(agreement, "PATIENCE", 0.3)
+    monkeypatch.setattr(agreement, "PATIENCE", 60)
+    monkeypatch.setattr(joining, "LOOK", 0.01)
     return made
+
+
+@pytest.fixture
+def impatient(store: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "PATIENCE", 0.2)
 
 
 @pytest.fixture
@@ -43,92 +66,158 @@ def scale(old: list[Peers], new: int = 3) -> None:
         peers.scales(*AT, 2, new)
 
 
-def codes(call: Callable[[], object]) -> list[str]:
-    with pytest.raises(PatchError) as caught:
-        call()
-    return [failure.code for failure in caught.value.failures]
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each of the calls returns, each in a thread of its own."""
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda at=at, call=call: found.update({at: call()})) for at, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    return [found[at] for at in range(len(calls))]
 
 
-def test_a_rank_that_runs_the_same_is_admitted_and_known_from_then_on(store: Store, old: list[Peers]) -> None:
+def polled(peers: Peers) -> bool:
+    """Whether it fits, asked over and over as a busy loop does."""
+    end = time.monotonic() + 30
+    while not peers.fits() and not peers.refused and time.monotonic() < end:
+        time.sleep(0.01)
+    return peers.fits() and not peers.refused
+
+
+def codes(agreed: Agreed) -> list[str]:
+    return [failure.code for failure in agreed.failures]
+
+
+def test_a_rank_that_runs_the_same_is_let_in_and_known_from_then_on(store: Scaled, old: list[Peers]) -> None:
     scale(old)
-    agreed = join(store, said(2), 3, "toy")
-    assert agreed.failures == ()
-    assert unfit(agreed, "toy") == ()
+    agreed, *fit = together(
+        lambda: join(store, said(2), 3, "toy"), lambda: polled(old[0]), lambda: old[1].fits(wait=True)
+    )
+    assert codes(agreed) == []
+    assert fit == [True, True]
     assert sorted(agreed.ranks) == [0, 1, 2]
     for peers in old:
-        peers.admit()
         assert peers.names[2] == "rank 2 (host=host2 pid=102)"
+        assert not peers.refused
 
 
-def test_two_that_join_hear_each_other(store: Store, old: list[Peers]) -> None:
+def test_two_that_join_hear_each_other(store: Scaled, old: list[Peers]) -> None:
     scale(old, 4)
-    found = {}
-    ranks = [
-        threading.Thread(
-            target=lambda rank=rank: found.update({rank: join(store, said(rank, data_parallel_size=4), 4, "toy")})
-        )
-        for rank in (2, 3)
-    ]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join(30)
-    assert [found[rank].failures for rank in (2, 3)] == [(), ()]
-    for peers in old:
-        peers.admit()
+    one, other, *fit = together(
+        lambda: join(store, said(2, data_parallel_size=4), 4, "toy"),
+        lambda: join(store, said(3, data_parallel_size=4), 4, "toy"),
+        lambda: polled(old[0]),
+        lambda: polled(old[1]),
+    )
+    assert codes(one) == codes(other) == []
+    assert fit == [True, True]
 
 
-def test_one_that_differs_goes_on_and_is_refused_by_every_old_rank(store: Store, old: list[Peers]) -> None:
+def test_as_long_as_one_has_not_spoken_nothing_is_worked_with_and_nobody_waits(store: Scaled, old: list[Peers]) -> None:
     scale(old)
-    agreed = join(store, said(2, cap=8), 3, "toy")
-    assert agreed.failures == ()
-    assert [failure.code for failure in unfit(agreed, "toy")] == ["BP704"]
-    for peers in old:
-        assert codes(peers.admit) == ["BP704"]
-        assert sorted(peers.names) == [0, 1]
+    started = time.monotonic()
+    assert not old[0].fits()
+    assert time.monotonic() - started < 5
+    assert not old[0].refused
 
 
-def test_one_that_has_said_nothing_is_refused_and_named(store: Store, old: list[Peers]) -> None:
+def test_one_that_differs_does_not_start_and_all_old_ranks_give_the_scaling_up(
+    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+) -> None:
     scale(old)
-    with pytest.raises(PatchError, match="BP705 rank is silent: rank 2 of 3, of a scaling: it has said nothing; toy"):
-        old[0].admit()
+    agreed, *fit = together(
+        lambda: join(store, said(2, cap=8), 3, "toy"), lambda: polled(old[0]), lambda: old[1].fits(wait=True)
+    )
+    assert codes(agreed) == ["BP704"]
+    assert fit == [False, False]
+    assert all(peers.refused and sorted(peers.names) == [0, 1] for peers in old)
+    told = [line for line in caplog.messages if "the scaling is given up, and the ranks go on as before: BP704" in line]
+    assert len(told) == 2
 
 
-def test_one_that_cannot_run_it_says_so_without_waiting_and_is_refused(store: Store, old: list[Peers]) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_one_that_says_nothing_is_named_and_the_scaling_is_given_up(
+    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+) -> None:
     scale(old)
-    assert join(store, said(2, failure="BP101 anchor not found"), 3, "toy").failures == ()
-    with pytest.raises(PatchError, match=r"BP706 .*rank 2 \(host=host2 pid=102\) does not run toy: BP101"):
-        old[0].admit()
+    assert together(lambda: polled(old[0]), lambda: polled(old[1])) == [False, False]
+    assert all(peers.refused for peers in old)
+    assert "BP705 rank is silent: rank 2 of 3, of a scaling: it said nothing for 0.2 s; toy is off" in caplog.text
 
 
-def test_a_group_that_says_nothing_is_not_joined(store: Store) -> None:
+def test_the_time_to_speak_starts_when_the_group_is_there(store: Scaled, old: list[Peers], impatient: None) -> None:
+    scale(old)
+    time.sleep(0.4)
+    assert not old[0].fits()
+    assert not old[0].refused
+
+
+def test_one_that_cannot_run_it_says_so_without_waiting_and_is_refused(
+    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+) -> None:
+    scale(old)
+    assert codes(join(store, said(2, failure="BP101 anchor not found"), 3, "toy")) == []
+    assert not polled(old[0])
+    assert "rank 2 (host=host2 pid=102) does not run toy: BP101" in caplog.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_group_that_says_nothing_is_not_joined(store: Scaled) -> None:
     agreed = join(store, said(2), 3, "toy")
-    assert [failure.code for failure in agreed.failures] == ["BP705", "BP705"]
-    assert "rank 0 of 3, of a scaling: it said nothing for 0.3 s" in agreed.failures[0].what
+    assert codes(agreed) == ["BP705", "BP705"]
+    assert "rank 0 of 3, of a scaling: it said nothing for 0.2 s" in agreed.failures[0].what
 
 
-def test_a_group_that_gets_smaller_asks_nobody(store: Store, old: list[Peers]) -> None:
+def test_what_was_decided_first_is_obeyed_by_who_would_have_found_otherwise(
+    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One rank's patience ends, and in the same moment the new rank speaks."""
+    scale(old)
+    store.compare_set("balance_patcher/toy/scaling/verdict", "", "BP705 rank is silent: rank 2 of 3")
+    agreed, *fit = together(lambda: join(store, said(2), 3, "toy"), lambda: polled(old[0]), lambda: polled(old[1]))
+    assert codes(agreed) == ["BP706"]
+    assert fit == [False, False]
+    assert "the scaling to 3 ranks is given up: BP705 rank is silent: rank 2 of 3" in caplog.text
+
+
+def test_a_group_that_gets_smaller_asks_nobody(store: Scaled, old: list[Peers]) -> None:
     for peers in old:
         peers.scales(*AT, 2, 1)
-        peers.admit()
+        assert peers.fits()
+        assert not peers.refused
     assert store.values == {}
 
 
-def test_an_earlier_scaling_admits_nobody_to_a_later_one(
-    store: Store, old: list[Peers], monkeypatch: pytest.MonkeyPatch
+def test_after_a_scaling_that_was_given_up_the_next_one_begins_anew(
+    store: Scaled, old: list[Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale(old)
-    join(store, said(2), 3, "toy")
-    monkeypatch.setattr(joining, "connect", lambda *_: Store())  # vLLM makes a new one for each
+    together(lambda: join(store, said(2, cap=8), 3, "toy"), lambda: polled(old[0]), lambda: polled(old[1]))
+    again = Scaled()
+    monkeypatch.setattr(joining, "connect", lambda *_: again)  # vLLM makes a new one for each
     scale(old)
-    assert codes(old[0].admit) == ["BP705"]
+    assert not any(peers.refused for peers in old)
+    _, *fit = together(lambda: join(again, said(2), 3, "toy"), lambda: polled(old[0]), lambda: polled(old[1]))
+    assert fit == [True, True]
 
 
-def test_a_store_that_is_gone_is_a_refusal(store: Store, old: list[Peers]) -> None:
+@pytest.mark.parametrize("lost", ["check", "compare_set"])
+def test_a_store_that_goes_away_ends_the_scaling_and_not_the_engine(
+    lost: str, store: Scaled, old: list[Peers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     scale(old)
-    store.gone = True
-    with pytest.raises(PatchError, match="rank 2 of 3, of a scaling: RuntimeError: Connection reset by peer"):
-        old[0].admit()
+    store.set("balance_patcher/toy/scaling/says/2", json.dumps(asdict(said(2))))
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(store, lost, gone)
+    assert not polled(old[0])
+    assert old[0].refused
+    assert "the store went away" in caplog.text
 
 
 def test_without_a_store_nothing_is_scaled(old: list[Peers]) -> None:
@@ -136,10 +225,9 @@ def test_without_a_store_nothing_is_scaled(old: list[Peers]) -> None:
         old[0].scales("127.0.0.1", 0, 2, 3)
 
 
-def test_what_the_old_ranks_say_has_the_size_of_the_next_group(store: Store, old: list[Peers]) -> None:
+def test_what_the_old_ranks_say_has_the_size_of_the_next_group(store: Scaled, old: list[Peers]) -> None:
     scale(old)
-    told = json.loads(store.values["balance_patcher/toy/scaling/says/0"])
-    assert told == asdict(said(0))
+    assert json.loads(store.values["balance_patcher/toy/scaling/says/0"]) == asdict(said(0))
 
 
 @pytest.mark.parametrize("value", [None, "0", "", "1"])

@@ -32,7 +32,7 @@ class Row:
     count: str
     forwards: str
     guard: str
-    reports: bool
+    blocks: bool
 
 
 def rows() -> Iterator[Row]:
@@ -118,8 +118,9 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
         "balance.empty-queue-guard": row.guard,
         "balance.gather": "applied",
         "balance.scaling": "applied",
-        "balance.scaling-commit": "not-applicable" if row.reports else "applied",
-        "balance.scaling-ready": "applied" if row.reports else "not-applicable",
+        "balance.scaling-held": "not-applicable" if row.blocks else "applied",
+        "balance.scaling-standby": "applied" if row.blocks else "not-applicable",
+        "balance.scaling-given-up": "applied",
     }
     (prefill,) = [feature for feature in report.features if feature.name == "prefill_preemption"]
     assert {delta.status for delta in prefill.deltas} == {"applied"}
@@ -127,7 +128,7 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
     assert {delta.matches for delta in placed} == {1}
     assert all(delta.line and delta.file for delta in placed)
     (other,) = [delta for delta in deltas.values() if delta.status == "not-applicable"]
-    assert ("until 0.26" in other.detail) is row.reports
+    assert other.detail.startswith("until 0.26" if row.blocks else ("from 0.29", "0.27.1 and 0.28"))
     assert f"forwards {row.forwards}" in deltas["balance.disabled-path"].detail
     adds = "adds throttle_prefills=False" in deltas["balance.disabled-path"].detail
     assert adds == (row.forwards == "nothing")

@@ -69,12 +69,18 @@ def snapshot():
 # -- the proof ------------------------------------------------------------------------------------
 
 
+def scaling_state():
+    from vllm.distributed.elastic_ep.elastic_state import ElasticEPScalingState
+
+    return ElasticEPScalingState
+
+
 def edited():
-    """What balance edits: the step, the synchronisation, and two points of a scaling, of which releases have one."""
-    core = HOOK.rpartition(".")[0]
-    points = ("commit_prepared_elastic_ep", "eep_handle_engine_core_notification")
-    (there,) = [name for name in points if hasattr(engine_core(), name)]
-    return {SCHEDULE, HOOK, f"{core}.reinitialize_distributed", f"{core}.{there}"}
+    """What balance edits: the step, the synchronisation, and three points of a scaling."""
+    core, state = HOOK.rpartition(".")[0], "vllm.distributed.elastic_ep.elastic_state:ElasticEPScalingState"
+    polled = hasattr(scaling_state(), "_execute_async")
+    held = "_execute_async" if polled else "_create_standby_groups"
+    return {SCHEDULE, HOOK, f"{core}.reinitialize_distributed", f"{state}.progress", f"{state}.{held}"}
 
 
 def test_what_is_installed_is_proven_and_the_originals_are_the_live_functions(built):
@@ -274,7 +280,9 @@ def copy(tmp_path):
     import vllm
 
     installed = Path(vllm.__file__).parent
-    for path in ("v1/core/sched/scheduler.py", "v1/core/sched/interface.py", "v1/engine/core.py", "__init__.py"):
+    scaling = "distributed/elastic_ep/elastic_state.py"
+    step = ("v1/core/sched/scheduler.py", "v1/core/sched/interface.py", "v1/engine/core.py", "__init__.py")
+    for path in (*step, scaling):
         (tmp_path / "vllm" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(installed / path, tmp_path / "vllm" / path)
     return Lane("copy", DirSource("dir:copy", tmp_path))
@@ -335,9 +343,14 @@ class Scheduler:
 
     gathered: list = dataclasses.field(default_factory=list)
     _balance_enabled: bool = True
+    rested: bool = False
 
     def balance_gather(self, group):
         self.gathered.append(group)
+
+    def balance_rest(self):
+        assert self.gathered
+        self.rested = True
 
 
 class Engine:
@@ -382,6 +395,7 @@ def test_the_hook_returns_upstreams_own_result_and_gathers_once(answer, built, s
     assert built.functions[HOOK](engine, True) is answer
     assert (sync.calls, engine.step_counter) == (1, 32)
     assert engine.scheduler.gathered == [engine.dp_group]
+    assert engine.scheduler.rested == (not answer)
 
 
 def test_the_hook_gathers_once_on_the_path_without_a_synchronisation(built, sync):
