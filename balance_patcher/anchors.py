@@ -54,8 +54,14 @@ class Miss:
     score: float
 
 
-def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]]:
-    """All places of an anchor in a target, and, where it is not found once, the candidates that come near."""
+def find_anchor(target: Target, anchor: Anchor, *, near: bool = True) -> tuple[list[Match], list[Miss]]:
+    """All places of an anchor in a target, and, where it is not found once, the candidates that come near.
+
+    Args:
+        target: Where to look.
+        anchor: What to look for.
+        near: Whether a refusal may have to name them. To compare every statement costs far more than to match.
+    """
     matches: list[Match] = []
     misses: list[Miss] = []
     pattern = anchor.compiled
@@ -73,7 +79,7 @@ def find_anchor(target: Target, anchor: Anchor) -> tuple[list[Match], list[Miss]
         if not isinstance(found, str):
             return [found], misses
         return [], [*misses, Miss(matches[0].node, "BP117", found, 3.0)]
-    return matches, misses if matches else [*misses, *_near_misses(target, anchor)]
+    return matches, [*misses, *_near_misses(target, anchor)] if near and not matches else misses
 
 
 def all_places(target: Target, anchor: Anchor) -> list[Match]:

@@ -134,7 +134,7 @@ def _not_overridden(invariant: CalledOnce, target: Target) -> None:
 
 def _steps_before(invariant: CalledOnce, target: Target, call: ast.AST) -> None:
     """What must be done once a turn, before the hook, is."""
-    found, _ = find_anchor(target, Anchor(invariant.step))
+    found, _ = find_anchor(target, Anchor(invariant.step), near=False)
     around = [suite[at] for _, _, suite, at in target.places.values() if call in ast.walk(suite[at])]
     holder = min(around, key=lambda statement: sum(1 for _ in ast.walk(statement)))
     if len(found) != 1 or not dominates(target, found[0].statements[0], holder):

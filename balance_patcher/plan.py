@@ -10,7 +10,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .anchors import Match, Miss, find_anchor
+from .anchors import Match, find_anchor
 from .delta import (
     PARAMETERS,
     AddParameter,
@@ -137,13 +137,12 @@ def _place(delta: Delta, target: Target | Failure) -> Placement:
         )
     found: list[tuple[Variant, Match | None]] = []
     often: list[tuple[Variant, list[Match]]] = []
-    misses: list[tuple[Variant, Miss]] = []
     for variant in delta.variants:
         if variant.anchor is None:
             found.append((variant, None))
             continue
-        matches, near = find_anchor(target, variant.anchor)
-        misses += [(variant, miss) for miss in near]
+        # A variant that does not fit is not a refusal yet: which candidates came near is asked when none does.
+        matches, _ = find_anchor(target, variant.anchor, near=False)
         if len(matches) == 1:
             found.append((variant, matches[0]))
         elif matches:
@@ -153,7 +152,7 @@ def _place(delta: Delta, target: Target | Failure) -> Placement:
     if len(found) > 1:
         return _refused(delta, target, several(delta, target, [variant.name for variant, _ in found]), len(found))
     if not found:
-        return _refused(delta, target, not_found(delta, target, misses), 0)
+        return _refused(delta, target, not_found(delta, target), 0)
     variant, match = found[0]
     node = match.node if match else target.node
     placement = Placement(

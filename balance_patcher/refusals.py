@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .anchors import CHANGED, Match, Miss, find_anchor
+from .anchors import CHANGED, Match, find_anchor
 from .delta import (
     Delta,
     Variant,
@@ -29,8 +29,10 @@ def failed(
     )  # fmt: skip
 
 
-def not_found(delta: Delta, target: Target, misses: Sequence[tuple[Variant, Miss]]) -> Failure:
+def not_found(delta: Delta, target: Target) -> Failure:
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
+    anchors = [(variant, variant.anchor) for variant in delta.variants if variant.anchor is not None]
+    misses = [(variant, miss) for variant, anchor in anchors for miss in find_anchor(target, anchor)[1]]
     ranked = sorted(misses, key=lambda pair: -pair[1].score)
     changed = bool(ranked) and ranked[0][1].score >= CHANGED
     outside = _outside(delta, target, loose=not changed)
@@ -72,7 +74,7 @@ def _outside(delta: Delta, target: Target, *, loose: bool) -> tuple[Variant, Fun
         for function in others:
             other = Target(target.text, function.name, function, None)
             for variant, anchor in anchors:
-                matches, _ = find_anchor(other, anchor if whole else replace(anchor, inside=()))
+                matches, _ = find_anchor(other, anchor if whole else replace(anchor, inside=()), near=False)
                 for match in matches:
                     return variant, function, match.node  # type: ignore[return-value]
     return None

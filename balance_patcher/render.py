@@ -7,11 +7,13 @@ same tree; else, and always on the install path, the standard library's ``ast.un
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable
 
 from .matching import same
 
 _renderer: Callable[[ast.AST], str] = ast.unparse
+_SUITES = ("body", "orelse", "handlers", "cases", "finalbody")
 
 
 def prefer_astor() -> None:
@@ -40,7 +42,18 @@ def head(node: ast.AST) -> str:
     """The first line of a node's text; of a definition ``def name`` alone, without decorators."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return f"{'class' if isinstance(node, ast.ClassDef) else 'def'} {node.name}"
-    return ast.unparse(node).splitlines()[0]
+    return ast.unparse(_header(node)).splitlines()[0]
+
+
+def _header(node: ast.AST) -> ast.AST:
+    """A compound statement without its suites: no first line depends on them, and they may be hundreds of lines."""
+    suites = [name for name in _SUITES if isinstance(getattr(node, name, None), list)]
+    if not suites or not isinstance(node, ast.stmt):
+        return node
+    bare = copy.copy(node)
+    for name in suites:
+        setattr(bare, name, [])
+    return bare
 
 
 def shown(node: ast.AST, width: int = 100) -> str:

@@ -13,6 +13,7 @@ import textwrap
 import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ class Text:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tree = ast.parse(text)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
 
     def function(self, owner: str, name: str) -> ast.FunctionDef:
         (found,) = (
