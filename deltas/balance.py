@@ -35,6 +35,7 @@ from balance_patcher.feature import (
     Enabling,
     Example,
     Feature,
+    LaunchPath,
     Ordered,
     Pure,
     Refusal,
@@ -50,6 +51,9 @@ from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 SCHEDULE = f"{SCHEDULER}.schedule"
 ENGINE = "vllm.v1.engine.core"
+
+# The tests of the ways in which engine cores are started.
+LAUNCHES = "tests/engine/test_launches.py"
 
 # The loop that admits waiting requests. It stands directly in an `if` of the function itself, so what is
 # set before the loop is set whenever the loop runs, and a `break` in it ends admission.
@@ -494,6 +498,29 @@ FEATURE = Feature(
         example={"scheduler_config": {KEY: True}},
     ),
     stand_in=PATCH_BALANCE_SCHEDULE,
+    launches=(
+        LaunchPath(
+            "AsyncLLM", "tested", "internal balancing, spawned and forked", "tests/engine/test_engines.py::TestOn"
+        ),
+        LaunchPath("HTTP server", "tested", "internal balancing", f"{LAUNCHES}::TestEachWay"),
+        LaunchPath("two API servers", "tested", "internal balancing", f"{LAUNCHES}::TestEachWay"),
+        LaunchPath("headless second node", "tested", "two launches on loopback", f"{LAUNCHES}::TestEachWay"),
+        LaunchPath(
+            "external load balancer", "tested", "one command line a rank, on loopback", f"{LAUNCHES}::TestEachWay"
+        ),
+        LaunchPath("hybrid load balancer", "tested", "in make test-all", f"{LAUNCHES}::TestEachWay"),
+        LaunchPath(
+            "offline", "tested", "one process a rank, no coordinator, uneven prompts", f"{LAUNCHES}::TestEachWay"
+        ),
+        LaunchPath("Ray", "tested", "in make test-all, two actors on the CPU", f"{LAUNCHES}::TestEachWay"),
+        LaunchPath(
+            "in-process client", "refused", "with more than one rank: no busy loop", f"{LAUNCHES}::TestWithoutABusyLoop"
+        ),
+        LaunchPath(
+            "external launcher", "refused", "with more than one rank: no busy loop", f"{LAUNCHES}::TestWithoutABusyLoop"
+        ),
+        LaunchPath("elastic scaling", "untested", "needs accelerators; upstream's own functions are driven over gloo"),
+    ),
 )
 
 

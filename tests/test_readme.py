@@ -72,3 +72,16 @@ def test_the_two_commands_of_the_set_up_are_there() -> None:
     (commands,) = [block for block in blocks("console") if "make verify" in block]
     lines = [line.split("#")[0].split() for line in commands.splitlines()]
     assert lines == [["$", "make", "verify"], ["$", "make", "test"]]
+
+
+def test_the_launch_paths_are_those_that_status_shows() -> None:
+    (table,) = re.findall(r"\| way \| balance \| \|\n\| --- \| --- \| --- \|\n((?:\|.*\n)+)", README)
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()]
+    assert rows == [(path.name, path.standing, path.note) for path in find_feature("balance").launches]
+
+
+def test_what_shows_a_launch_path_is_there() -> None:
+    root = Path(__file__).resolve().parent.parent
+    for path in find_feature("balance").launches:
+        file, _, name = path.test.partition("::")
+        assert not path.test or f"class {name}" in (root / file).read_text(encoding="utf-8"), path
