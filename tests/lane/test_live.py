@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import members, plugin_site
+from tests.engine.processes import members, plugin_site
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"

@@ -8,8 +8,11 @@ otherwise.
 import json
 import os
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import engine_ranks
 
 FOLDER = os.environ.get("ENGINE_PROBE")
 
@@ -26,6 +29,14 @@ def register():
         from balance_patcher import reminder
 
         reminder.INTERVAL = float(os.environ["ENGINE_REMIND"])
+    if os.environ.get("ENGINE_PATIENCE"):
+        from balance_patcher import agreement
+
+        agreement.PATIENCE = float(os.environ["ENGINE_PATIENCE"])
+    if os.environ.get("ENGINE_RANKS"):
+        engine_ranks.differ(os.environ["ENGINE_RANKS"])
+    if os.environ.get("ENGINE_RAY"):
+        engine_ranks.actors()
     if FOLDER:
         watch()
 
@@ -105,6 +116,8 @@ def recorded(loop):
             gather = getattr(self.scheduler, "balance_gather", None)
             if gather is not None:
                 self.scheduler.balance_gather = recording(self, gather, out)
+            if os.environ.get("ENGINE_SLOW"):
+                slow_down(self)
             if os.environ.get("ENGINE_CONTROL"):
                 misplace(self, os.environ["ENGINE_CONTROL"])
             loop(self)
@@ -149,11 +162,46 @@ def facts(engine):
 
 
 def recording(engine, gather, out):
+    """A gather that is written down with what follows from it; the first one after a pause with what it found."""
+    found = {}
+
+    def state():
+        running, waiting = engine.scheduler.get_request_counts()
+        return {
+            "counts": [int(count) for count in engine.scheduler.balance_queue], "running": running, "waiting": waiting
+        }  # fmt: skip
+
     def record(*args):
         gather(*args)
-        scheduler = engine.scheduler
-        running, waiting = scheduler.get_request_counts()
-        counts = [int(count) for count in scheduler.balance_queue]
-        out.write(json.dumps({"counts": counts, "running": running, "waiting": waiting}) + "\n")
+        out.write(json.dumps({**state(), "step": engine.step_counter, **found}) + "\n")
+        found.clear()
 
+    resume = engine.resume_scheduler
+
+    def resume_scheduler():
+        resume()
+        found["resumed"] = state()
+
+    engine.resume_scheduler = resume_scheduler
     return record
+
+
+def slow_down(engine):
+    """Steps that take as many seconds more as a file of this rank says, while there is one.
+
+    They run the model first, and another file says in which step the rank rests. A step that has nothing to run
+    does so later, in a dummy batch, without which the other rank's would not end.
+    """
+    file, asleep = (Path(FOLDER) / f"{name}-{engine.engine_index}" for name in ("slow", "asleep"))
+    step = engine._process_engine_step
+
+    def _process_engine_step():
+        executed = step()
+        if executed and file.exists():
+            asleep.write_text(str(engine.step_counter + 1))
+            with suppress(FileNotFoundError):  # it goes when the driver has seen enough
+                time.sleep(float(file.read_text()))
+            asleep.unlink()
+        return executed
+
+    engine._process_engine_step = _process_engine_step

@@ -1,0 +1,85 @@
+"""Processes that a test starts: in a session of their own, with our entry points, and none of them left behind.
+
+A module apart, so that the helpers of several test modules can import it by a plain name; conftest.py puts this
+folder on the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def plugin_site(folder: Path) -> Path:
+    """A folder with the metadata of an installed balance_patcher: the entry points of pyproject.toml."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = folder / "site" / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])
+        for group, points in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
+    return info.parent
+
+
+def surroundings(places: Iterable[Path]) -> dict[str, str]:
+    """The environment of engines that are patched by our entry points; ``places`` are what Python finds there."""
+    return {
+        **os.environ,
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "BALANCE_PATCHER": "auto",
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"),
+    }
+
+
+def members(session: int) -> list[int]:
+    """The live processes of a session, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(state[3]) == session and state[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def ended(session: int, patience: float) -> list[int]:
+    """The processes of a session that are still there after some seconds."""
+    until = time.monotonic() + patience
+    while (left := members(session)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes; one that has gone by itself is no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def recorded(folder: Path) -> tuple[list[dict], list[list[dict]]]:
+    """What the probe of each rank has written down in a folder: the facts, and one entry a gather."""
+    facts, steps = [], []
+    for file in sorted(folder.glob("rank-*.jsonl")):
+        first, *rest = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        facts.append(first)
+        steps.append(rest)
+    return facts, steps
