@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from launches import CAP, HOST, Command
 from processes import end, ended, plugin_site, recorded
 
 #: Seconds that a start may take. A loaded machine is slow; a start that has failed ends by itself.
-START = 300
+START = 600
 #: Seconds that one answer may take, and that engine cores may take to come to rest.
 ANSWER = 120
 
@@ -135,10 +134,6 @@ class Cluster:
             time.sleep(0.1)
         self.launched.start = round(time.monotonic() - self._started, 1)
         return not some
-
-    def kill(self, number: int, how: int = signal.SIGKILL) -> None:
-        """Send a signal to the first process of a command."""
-        os.kill(self._processes[number].pid, how)
 
     def ask(self, lengths: Sequence[int]) -> None:
         """Send one request of each length, all at once and to each server in turn; wait for the answers."""

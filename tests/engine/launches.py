@@ -20,6 +20,8 @@ from pathlib import Path
 
 from processes import HERE, ROOT, surroundings
 
+#: Another sequence in each process: several runs of these tests may look for ports at once.
+PICK = random.Random(os.getpid())
 RANKS = 2
 CAP = 4
 HOST = "127.0.0.1"
@@ -98,9 +100,8 @@ def command_site(folder: Path) -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Adjacent ports that nobody listens on, outside the range from which the kernel gives ports away."""
-    pick = random.Random(os.getpid())
     while True:
-        first = pick.randrange(12000, 30000)
+        first = PICK.randrange(12000, 30000)
         ports = list(range(first, first + count))
         try:
             for port in ports:
