@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from .bindings import Binding, Installation, Mark, kept_by_others, named, overwritten, stale, wrapped
+from .bindings import Binding, Installation, Mark, kept_by_others, named, overwritten, runs, stale, wrapped
 from .build import build
 from .compose import compose, overlapping
 from .errors import Failure, PatchError, refuse
@@ -182,7 +182,24 @@ def _hook(installation: Installation, target: str) -> None:
     for part in qualname.split("."):
         found = getattr(found, part)
     installation.hooked.add(target)
-    _bind(installation, found, name, _like(vars(found)[name], installation.built.functions[target]))
+    before, ours = vars(found)[name], _like(vars(found)[name], installation.built.functions[target])
+    for owner in (found, *_actors(found, name, before)):
+        _bind(installation, owner, name, ours)
+
+
+def _actors(owner: Any, name: str, before: object) -> list[type]:
+    """The classes that Ray has made of subclasses: each holds a copy of every method that it inherits."""
+    classes: list[type] = [owner] if isinstance(owner, type) else []
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return [
+        cls
+        for cls in classes[1:]
+        if "__ray_actor_class__" in vars(cls)
+        and _resolved(cls.__mro__[1], name) is owner
+        and name in vars(cls)
+        and runs(vars(cls)[name], before)
+    ]
 
 
 def _like(before: object, function: Any) -> object:

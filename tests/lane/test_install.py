@@ -1,5 +1,6 @@
 """Binding on a real vLLM: all or nothing, once, effective in every class, and undone exactly."""
 
+import functools
 import gc
 import sys
 
@@ -185,3 +186,49 @@ def test_nothing_but_the_standard_library_comes_along():
 
 
 LOADED_BY_VLLM = {"typer", "rich", "git", "requests.adapters"}
+
+
+def made_by_ray(cls):
+    """The class that Ray makes of an actor's: a subclass with a traced copy of each method that is inherited."""
+
+    class Class(cls):
+        __ray_actor_class__ = cls
+
+    def copied(method):
+        @functools.wraps(method)
+        def traced(self, *args, _ray_trace_ctx=None, **kwargs):
+            return method(self, *args, **kwargs)
+
+        return traced
+
+    for name in (HOOK, "run_busy_loop"):
+        setattr(Class, name, copied(getattr(cls, name)))
+    return Class
+
+
+def test_what_ray_made_of_the_engine_core_runs_ours_too():
+    _, _, engine = places()
+
+    class Actor(engine):
+        pass
+
+    ray = made_by_ray(Actor)
+    before = dict(vars(ray))
+    install("balance")
+    assert vars(ray)[HOOK] is vars(engine)[HOOK]
+    assert vars(ray)["run_busy_loop"] is before["run_busy_loop"]
+    uninstall("balance")
+    assert dict(vars(ray)) == before
+
+
+def test_a_method_that_an_actor_has_of_its_own_is_left_to_it():
+    _, _, engine = places()
+
+    class Actor(engine):
+        def _has_global_unfinished_reqs(self, local_unfinished):
+            return local_unfinished
+
+    ray = made_by_ray(Actor)
+    before = dict(vars(ray))
+    install("balance")
+    assert dict(vars(ray)) == before
