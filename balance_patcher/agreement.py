@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .board import Board
 from .errors import Failure
 
 SCHEMA = 1
@@ -30,7 +29,6 @@ PATIENCE = 60.0
 LINGER = 10.0
 #: Seconds that the store has for an answer; the process that holds it may stand still.
 ANSWER = 10.0
-_PAUSE = 0.02
 _GO = "go"
 
 
@@ -89,12 +87,12 @@ def agree(
             of it; :data:`PATIENCE` if not given.
     """
     patience = PATIENCE if patience is None else patience
-    board = _board(store, feature, occasion)
-    board.write(f"says/{mine.rank}", json.dumps(asdict(mine)))
+    board = Board(store, feature, occasion, answer=ANSWER)
+    say(board, mine)
     if mine.failure:
         return Agreed((), {}, mine)
-    heard, gone = board.read([f"says/{rank}" for rank in range(size)], patience)
-    said = {rank: read_statement(rank, heard.get(f"says/{rank}")) for rank in range(size)} | {mine.rank: mine}
+    said, gone = hear(board, size, patience)
+    said |= {mine.rank: mine}
     there = {rank: statement for rank, statement in said.items() if statement is not None}
     failures = tuple(_judge(said, feature, patience, gone))
     # The first line is enough for who has not seen it himself; the rest stands in the log of that rank.
@@ -131,7 +129,7 @@ def part(
     if agreed.mine is None:
         return
     patience = PATIENCE if patience is None else patience
-    board = _board(store, feature, occasion)
+    board = Board(store, feature, occasion, answer=ANSWER)
     board.write(f"told/{agreed.mine.rank}", "yes")
     if patience:
         waits = (range(size), patience) if agreed.mine.failure else (agreed.ranks, min(LINGER, patience))
@@ -199,7 +197,18 @@ def differences(present: Sequence[Statement], feature: str) -> Iterator[Failure]
             )  # fmt: skip
 
 
-def read_statement(rank: int, text: str | None) -> Statement | None:
+def say(board: Board, mine: Statement) -> None:
+    """Write down what this rank says."""
+    board.write(f"says/{mine.rank}", json.dumps(asdict(mine)))
+
+
+def hear(board: Board, size: int, patience: float = 0.0) -> tuple[dict[int, Statement | None], str]:
+    """What each rank has said, ``None`` where it has not; and why no more could be heard."""
+    heard, gone = board.read([f"says/{rank}" for rank in range(size)], patience)
+    return {rank: _statement(rank, heard.get(f"says/{rank}")) for rank in range(size)}, gone
+
+
+def _statement(rank: int, text: str | None) -> Statement | None:
     """What a rank has written; ``None`` if it has not, and a failure if it cannot be read."""
     if text is None:
         return None
@@ -212,67 +221,3 @@ def read_statement(rank: int, text: str | None) -> Statement | None:
 
 def _unread(rank: int, text: str) -> Statement:
     return Statement(rank, failure=f"what it says cannot be read: {text[:80]}", host="?", pid=0, schema=0)
-
-
-def _board(store: Any, feature: str, occasion: str) -> Board:
-    return Board(store, f"balance_patcher/{feature}/{occasion}")
-
-
-class Board:
-    """Keys of one occasion in a store that may go away while it is read, or not answer any more.
-
-    The store is asked in a thread: a call of it may wait without an end, and what a signal raises in this one
-    is not the store's.
-    """
-
-    def __init__(self, store: Any, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-
-    def write(self, key: str, text: str) -> None:
-        """Put a text there; if the store is gone, so is who would read it, and :meth:`read` says so."""
-        _ask(lambda: self._store.set(f"{self._prefix}/{key}", text), ANSWER)
-
-    def settle(self, key: str, text: str) -> tuple[str | None, str]:
-        """What stands under a key that is written once: this text if there was none. And why nothing is known."""
-        stands: list[str] = []
-        gone = _ask(lambda: stands.append(_text(self._store.compare_set(f"{self._prefix}/{key}", "", text))), ANSWER)
-        return (None, gone) if gone else (stands[0], "")
-
-    def read(self, keys: Sequence[str], patience: float) -> tuple[dict[str, str], str]:
-        """What stands under the keys, as far as it came in time; and why no more could be read."""
-        found: dict[str, str] = {}
-        deadline = time.monotonic() + patience
-
-        def look() -> None:
-            while missing := [key for key in keys if key not in found]:
-                for key in missing:
-                    if self._store.check([f"{self._prefix}/{key}"]):
-                        found[key] = _text(self._store.get(f"{self._prefix}/{key}"))
-                if len(found) == len(keys) or time.monotonic() > deadline:
-                    break
-                time.sleep(_PAUSE)
-
-        gone = _ask(look, max(ANSWER, patience + 1))
-        return dict(found), gone
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
-
-
-def _ask(work: Callable[[], object], seconds: float) -> str:
-    """Do a piece of work that may never end; why it was not done, or nothing."""
-    raised: list[Exception] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever a store raises whose process has ended
-            raised.append(error)
-        done.set()
-
-    threading.Thread(target=run, name="balance_patcher agreement", daemon=True).start()
-    if not done.wait(seconds):
-        return f"no answer for {seconds:g} s"
-    return "".join(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}" for error in raised)

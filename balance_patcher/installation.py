@@ -182,7 +182,8 @@ def _hook(installation: Installation, target: str) -> None:
     for part in qualname.split("."):
         found = getattr(found, part)
     installation.hooked.add(target)
-    before, ours = vars(found)[name], _like(vars(found)[name], installation.built.functions[target])
+    before = vars(found)[name]
+    ours = _like(before, installation.built.functions[target])
     for owner in (found, *_actors(found, name, before)):
         _bind(installation, owner, name, ours)
 

@@ -9,17 +9,17 @@ scaling up before anything of their group has been touched.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from . import agreement
-from .agreement import Agreed, Board, Statement, differences, read_statement
+from .agreement import Agreed, Statement, differences, hear, say
+from .board import Board
 from .errors import Failure, refuse
 
 #: vLLM sets it for an engine core that joins a group that runs.
@@ -28,7 +28,7 @@ LAUNCHED = "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH"
 REACH = 30.0
 #: Seconds from one look into it to the next, while ranks go on working.
 LOOK = 0.1
-_SIZE, _FITS = "data_parallel_size", "fits"
+_SIZE, _VERDICT, _FITS = "data_parallel_size", "verdict", "fits"
 _logger = logging.getLogger("vllm.balance_patcher")
 
 
@@ -106,13 +106,13 @@ class Scaling:
     """
 
     def __init__(self, store: Any, mine: Statement, size: int, feature: str) -> None:
-        self._store, self._mine, self._size, self._feature = store, mine, size, feature
-        self._board = Board(store, f"balance_patcher/{feature}/scaling")
+        self._mine, self._size, self._feature = mine, size, feature
+        self._board = Board(store, feature, "scaling", answer=agreement.ANSWER)
         self._since = self._looked = 0.0
 
     def say(self) -> None:
         """Write down what this rank runs."""
-        self._board.write(f"says/{self._mine.rank}", json.dumps(asdict(self._mine)))
+        say(self._board, self._mine)
 
     def verdict(self, *, wait: bool) -> Agreed | None:
         """What all ranks of the scaling go by; ``None`` while it is open and is not waited for."""
@@ -126,9 +126,7 @@ class Scaling:
     def _look(self) -> Agreed | None:
         """Read what was said, propose a verdict if that is enough for one, and take the one that stands."""
         self._looked = time.monotonic()
-        keys = [f"says/{rank}" for rank in range(self._size)]
-        found, gone = self._board.read(keys, 0.0)
-        said = {rank: read_statement(rank, found.get(f"says/{rank}")) for rank in range(self._size)}
+        said, gone = hear(self._board, self._size)
         there = {rank: statement for rank, statement in said.items() if statement is not None}
         missing = [rank for rank, statement in said.items() if statement is None]
         failures = tuple(_judge(there, self._feature))
@@ -138,10 +136,9 @@ class Scaling:
             failures = tuple(_silent(missing, self._size, self._feature, why))
         if gone:
             return Agreed(failures, there, self._mine)
-        try:
-            stands = self._stands("" if missing and not failures else failures[0].headline if failures else _FITS)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises whose process has ended
-            stands = f"the store went away ({type(error).__name__})"
+        stands, gone = self._stands("" if missing and not failures else failures[0].headline if failures else _FITS)
+        if gone:
+            stands = f"the store went away ({gone})"
         if stands == _FITS:
             return Agreed((), there, self._mine)
         if stands is None:
@@ -152,12 +149,12 @@ class Scaling:
         )
         return Agreed(failures or (other,), there, self._mine)
 
-    def _stands(self, proposed: str) -> str | None:
-        """The verdict in the store, after this rank's proposal if it has one."""
-        key = f"balance_patcher/{self._feature}/scaling/verdict"
+    def _stands(self, proposed: str) -> tuple[str | None, str]:
+        """The verdict in the store, after this rank's proposal if it has one; and why nothing is known of it."""
         if proposed:
-            return str(self._store.compare_set(key, "", proposed).decode())
-        return str(self._store.get(key).decode()) if self._store.check([key]) else None
+            return self._board.settle(_VERDICT, proposed)
+        found, gone = self._board.read([_VERDICT])
+        return found.get(_VERDICT), gone
 
 
 def join(store: Any, mine: Statement, size: int, feature: str) -> Agreed:

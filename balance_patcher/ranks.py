@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from . import joining
@@ -57,8 +57,10 @@ def leave(features: Collection[str], engine: Any, vllm_config: Any, *, stops: bo
         vllm_config: Its configuration.
         stops: Whether it will end now. The others are waited for then: it may hold the store.
     """
+    if joining.joins():
+        return
     store, size = getattr(engine, "dp_store", None), vllm_config.parallel_config.data_parallel_size
-    for known, name, said in [] if joining.joins() else list(_MET):
+    for known, name, said in _MET:
         if known() is engine and name in features and _refused(said):
             part(store, said, size, name, patience=None if stops else 0)
 
@@ -70,8 +72,7 @@ def peers(engine: Any, feature: str) -> joining.Peers:
 
 def agreed(engine: Any, feature: str) -> Agreed:
     """What the ranks of an engine's group said when they agreed; nobody said anything where they need not."""
-    found = [said for known, name, said in _MET if known() is engine and name == feature and not _refused(said)]
-    return found[-1] if found else Agreed()
+    return _last(feature, lambda known: known is engine)
 
 
 def _facts(feature: Feature, installation: Installation, vllm_config: Any) -> dict[str, object]:
@@ -96,7 +97,11 @@ def _facts(feature: Feature, installation: Installation, vllm_config: Any) -> di
 
 def latest(feature: str) -> Agreed:
     """What was agreed on last in this process, for an engine that is still there."""
-    found = [said for known, name, said in _MET if known() is not None and name == feature and not _refused(said)]
+    return _last(feature, lambda known: known is not None)
+
+
+def _last(feature: str, wanted: Callable[[Any], bool]) -> Agreed:
+    found = [said for known, name, said in _MET if wanted(known()) and name == feature and not _refused(said)]
     return found[-1] if found else Agreed()
 
 

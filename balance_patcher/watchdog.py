@@ -15,8 +15,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
+from .board import Board
 from .errors import refuse
 
 VARIABLE = "BALANCE_PATCHER_STALL"
@@ -73,7 +74,7 @@ class Watchdog:
     def __init__(self, feature: str, engine: Any, names: Mapping[int, str], seconds: float = THRESHOLD) -> None:
         self.feature, self.seconds = feature, seconds
         self.since, self.gathers, self.moved = 0.0, 0, time.monotonic()
-        self._rested, self._group = self.moved, cast(Any, None)
+        self._rested = self.moved
         self._engine: Callable[[], Any] = weakref.ref(engine)
         self._names = names
         self._over = threading.Event()
@@ -81,10 +82,10 @@ class Watchdog:
 
     # -- on the step's own path --
 
-    def enters(self, group: Any = None) -> None:
+    def enters(self, *, anew: bool = False) -> None:
         """This rank enters the gather; on another group the ranks count anew, because a joiner has no history."""
-        if group is not self._group:
-            self._group, self.gathers = group, 0
+        if anew:
+            self.gathers = 0
         self.since = time.monotonic()
 
     def leaves(self) -> None:
@@ -125,20 +126,22 @@ class Watchdog:
     def _follow(self, engine: Any, where: str, since: float) -> None:
         """Keep an eye on one wait until it is over."""
         number, told = self.gathers, False
-        board = _Clerk(getattr(engine, "dp_store", None), f"balance_patcher/{self.feature}/stall/{number}")
+        board = Board(getattr(engine, "dp_store", None), self.feature, f"stall/{number}", answer=ANSWER, one=True)
         rank, ranks = self._rank(engine)
         step = f"step {getattr(engine, 'step_counter', '?')} of wave {getattr(engine, 'current_wave', '?')}"
         board.write(str(rank), where)
         while not self._over.wait(self.seconds * EARLY / 5):
-            if self.gathers != number or self._stands(engine) is None:
-                break
             now = self._stands(engine)
-            if now is not None and now[0] != where:
+            if self.gathers != number or now is None:
+                break
+            if now[0] != where:
                 where = now[0]
                 board.write(str(rank), where)
             if not told and time.monotonic() - since >= self.seconds:
                 told = True
-                _logger.warning("%s: %s", self.feature, self._stall(step, where, rank, board.read(ranks), ranks))
+                said, gone = board.read([str(other) for other in ranks])
+                known = None if gone else {int(other): text for other, text in said.items()}
+                _logger.warning("%s: %s", self.feature, self._stall(step, where, rank, known, ranks))
         if told and not self._over.is_set():
             _logger.warning("%s: %s went on after %.1f s", self.feature, step, time.monotonic() - since)
 
@@ -166,42 +169,3 @@ class Watchdog:
     def _rank(engine: Any) -> tuple[int, range]:
         group = getattr(engine, "dp_group", None)
         return getattr(engine, "dp_rank", 0), range(group.size() if group is not None else 0)
-
-
-class _Clerk:
-    """Writes and reads in a store that may not answer; whoever asks waits for :data:`ANSWER` seconds at most."""
-
-    def __init__(self, store: Any, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-        self._busy: threading.Thread | None = None
-
-    def write(self, key: str, text: str) -> None:
-        self._in_time(lambda: self._store.set(f"{self._prefix}/{key}", text))
-
-    def read(self, ranks: Sequence[int]) -> dict[int, str] | None:
-        """What the ranks wrote; ``None`` if the store does not answer."""
-        found: dict[int, str] = {}
-
-        def look() -> None:
-            for rank in ranks:
-                if self._store.check([f"{self._prefix}/{rank}"]):
-                    found[rank] = self._store.get(f"{self._prefix}/{rank}").decode()
-
-        return dict(found) if self._in_time(look) else None
-
-    def _in_time(self, work: Callable[[], object]) -> bool:
-        """Whether a piece of work was done in time; while one is stuck, no other is begun."""
-        done: list[bool] = []
-
-        def run() -> None:
-            try:
-                work()
-                done.append(True)
-            except Exception as error:  # noqa: BLE001 - a store that went away; the step itself will tell
-                _logger.debug("the group's store: %s", error)
-
-        if self._busy is None or not self._busy.is_alive():
-            self._busy = threading.Thread(target=run, name="balance_patcher clerk", daemon=True)
-            self._busy.start()
-            self._busy.join(ANSWER)
-        return bool(done)

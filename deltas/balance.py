@@ -384,7 +384,7 @@ def balance_scheduler(upstream: type) -> type:
             count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
             watch = self._balance_watch
             if watch is not None:
-                watch.enters(group)
+                watch.enters(anew=group is not self._balance_group)
             try:
                 dist.all_gather(self.balance_queue, count, group=group)
             except BaseException:

@@ -12,7 +12,8 @@ from dataclasses import asdict
 import pytest
 
 from balance_patcher import agreement
-from balance_patcher.agreement import Agreed, Board, Statement, agree, part
+from balance_patcher.agreement import Agreed, Statement, agree, part
+from balance_patcher.board import Board
 
 FACTS = {"cap": 4, "digest": "abc", "vLLM": "0.32.0"}
 
@@ -279,8 +280,8 @@ class TestAStoreThatIsLost:
 
     def test_one_look_is_had_however_short_the_time(self) -> None:
         store = Store()
-        store.set("board/key", "text")
-        assert Board(store, "board").read(["key", "other"], 0.0) == ({"key": "text"}, "")
+        store.set("balance_patcher/toy/board/key", "text")
+        assert Board(store, "toy", "board", answer=10).read(["key", "other"], 0.0) == ({"key": "text"}, "")
 
 
 def test_another_format_is_a_difference_and_not_an_error() -> None:

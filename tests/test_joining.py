@@ -20,29 +20,14 @@ from tests.test_agreement import Store, says
 AT = ("127.0.0.1", 4711)
 
 
-class Scaled(Store):
-    """The store of one scaling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        with self._lock:
-            self._there()
-            if self.values.get(key, b"") == expected.encode():
-                self.values[key] = value.encode()
-            return self.values[key]
-
-
 def said(rank: int, failure: str = "", **facts: object) -> Statement:
     return says(rank, failure, **{"data_parallel_size": 3, **facts})
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Scaled:
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store of one scaling, whatever its address."""
-    made = Scaled()
+    made = Store()
     monkeypatch.setattr(joining, "connect", lambda *_: made)
     monkeypatch.setattr(agreement, "PATIENCE", 60)
     monkeypatch.setattr(joining, "LOOK", 0.01)
@@ -50,7 +35,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Scaled:
 
 
 @pytest.fixture
-def impatient(store: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "PATIENCE", 0.2)
 
 
@@ -91,7 +76,7 @@ def codes(agreed: Agreed) -> list[str]:
     return [failure.code for failure in agreed.failures]
 
 
-def test_a_rank_that_runs_the_same_is_let_in_and_known_from_then_on(store: Scaled, old: list[Peers]) -> None:
+def test_a_rank_that_runs_the_same_is_let_in_and_known_from_then_on(store: Store, old: list[Peers]) -> None:
     scale(old)
     agreed, *fit = together(
         lambda: join(store, said(2), 3, "toy"), lambda: polled(old[0]), lambda: old[1].fits(wait=True)
@@ -104,7 +89,7 @@ def test_a_rank_that_runs_the_same_is_let_in_and_known_from_then_on(store: Scale
         assert not peers.refused
 
 
-def test_two_that_join_hear_each_other(store: Scaled, old: list[Peers]) -> None:
+def test_two_that_join_hear_each_other(store: Store, old: list[Peers]) -> None:
     scale(old, 4)
     one, other, *fit = together(
         lambda: join(store, said(2, data_parallel_size=4), 4, "toy"),
@@ -116,7 +101,7 @@ def test_two_that_join_hear_each_other(store: Scaled, old: list[Peers]) -> None:
     assert fit == [True, True]
 
 
-def test_as_long_as_one_has_not_spoken_nothing_is_worked_with_and_nobody_waits(store: Scaled, old: list[Peers]) -> None:
+def test_as_long_as_one_has_not_spoken_nothing_is_worked_with_and_nobody_waits(store: Store, old: list[Peers]) -> None:
     scale(old)
     started = time.monotonic()
     assert not old[0].fits()
@@ -125,7 +110,7 @@ def test_as_long_as_one_has_not_spoken_nothing_is_worked_with_and_nobody_waits(s
 
 
 def test_one_that_differs_does_not_start_and_all_old_ranks_give_the_scaling_up(
-    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+    store: Store, old: list[Peers], caplog: pytest.LogCaptureFixture
 ) -> None:
     scale(old)
     agreed, *fit = together(
@@ -140,7 +125,7 @@ def test_one_that_differs_does_not_start_and_all_old_ranks_give_the_scaling_up(
 
 @pytest.mark.usefixtures("impatient")
 def test_one_that_says_nothing_is_named_and_the_scaling_is_given_up(
-    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+    store: Store, old: list[Peers], caplog: pytest.LogCaptureFixture
 ) -> None:
     scale(old)
     assert together(lambda: polled(old[0]), lambda: polled(old[1])) == [False, False]
@@ -148,7 +133,7 @@ def test_one_that_says_nothing_is_named_and_the_scaling_is_given_up(
     assert "BP705 rank is silent: rank 2 of 3, of a scaling: it said nothing for 0.2 s; toy is off" in caplog.text
 
 
-def test_the_time_to_speak_starts_when_the_group_is_there(store: Scaled, old: list[Peers], impatient: None) -> None:
+def test_the_time_to_speak_starts_when_the_group_is_there(store: Store, old: list[Peers], impatient: None) -> None:
     scale(old)
     time.sleep(0.4)
     assert not old[0].fits()
@@ -156,7 +141,7 @@ def test_the_time_to_speak_starts_when_the_group_is_there(store: Scaled, old: li
 
 
 def test_one_that_cannot_run_it_says_so_without_waiting_and_is_refused(
-    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+    store: Store, old: list[Peers], caplog: pytest.LogCaptureFixture
 ) -> None:
     scale(old)
     assert codes(join(store, said(2, failure="BP101 anchor not found"), 3, "toy")) == []
@@ -165,14 +150,14 @@ def test_one_that_cannot_run_it_says_so_without_waiting_and_is_refused(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_group_that_says_nothing_is_not_joined(store: Scaled) -> None:
+def test_a_group_that_says_nothing_is_not_joined(store: Store) -> None:
     agreed = join(store, said(2), 3, "toy")
     assert codes(agreed) == ["BP705", "BP705"]
     assert "rank 0 of 3, of a scaling: it said nothing for 0.2 s" in agreed.failures[0].what
 
 
 def test_what_was_decided_first_is_obeyed_by_who_would_have_found_otherwise(
-    store: Scaled, old: list[Peers], caplog: pytest.LogCaptureFixture
+    store: Store, old: list[Peers], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One rank's patience ends, and in the same moment the new rank speaks."""
     scale(old)
@@ -183,7 +168,7 @@ def test_what_was_decided_first_is_obeyed_by_who_would_have_found_otherwise(
     assert "the scaling to 3 ranks is given up: BP705 rank is silent: rank 2 of 3" in caplog.text
 
 
-def test_a_group_that_gets_smaller_asks_nobody(store: Scaled, old: list[Peers]) -> None:
+def test_a_group_that_gets_smaller_asks_nobody(store: Store, old: list[Peers]) -> None:
     for peers in old:
         peers.scales(*AT, 2, 1)
         assert peers.fits()
@@ -192,11 +177,11 @@ def test_a_group_that_gets_smaller_asks_nobody(store: Scaled, old: list[Peers]) 
 
 
 def test_after_a_scaling_that_was_given_up_the_next_one_begins_anew(
-    store: Scaled, old: list[Peers], monkeypatch: pytest.MonkeyPatch
+    store: Store, old: list[Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale(old)
     together(lambda: join(store, said(2, cap=8), 3, "toy"), lambda: polled(old[0]), lambda: polled(old[1]))
-    again = Scaled()
+    again = Store()
     monkeypatch.setattr(joining, "connect", lambda *_: again)  # vLLM makes a new one for each
     scale(old)
     assert not any(peers.refused for peers in old)
@@ -206,7 +191,7 @@ def test_after_a_scaling_that_was_given_up_the_next_one_begins_anew(
 
 @pytest.mark.parametrize("lost", ["check", "compare_set"])
 def test_a_store_that_goes_away_ends_the_scaling_and_not_the_engine(
-    lost: str, store: Scaled, old: list[Peers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lost: str, store: Store, old: list[Peers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scale(old)
     store.set("balance_patcher/toy/scaling/says/2", json.dumps(asdict(said(2))))
@@ -225,7 +210,7 @@ def test_without_a_store_nothing_is_scaled(old: list[Peers]) -> None:
         old[0].scales("127.0.0.1", 0, 2, 3)
 
 
-def test_what_the_old_ranks_say_has_the_size_of_the_next_group(store: Scaled, old: list[Peers]) -> None:
+def test_what_the_old_ranks_say_has_the_size_of_the_next_group(store: Store, old: list[Peers]) -> None:
     scale(old)
     assert json.loads(store.values["balance_patcher/toy/scaling/says/0"]) == asdict(said(0))
 

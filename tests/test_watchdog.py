@@ -13,37 +13,24 @@ import pytest
 from balance_patcher import watchdog
 from balance_patcher.errors import PatchError
 from balance_patcher.watchdog import Watchdog, threshold
+from tests import test_agreement
 
 SECONDS = 0.5
 #: Where several ranks have to keep up with each other, on a machine that is busy.
 LONG = 4.0
 
 
-class Store:
-    """As much of a ``torch.distributed.Store`` as is used; it can be held up, or go away."""
+class Store(test_agreement.Store):
+    """One that can be held up, too."""
 
     def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
+        super().__init__()
         self.answers = threading.Event()
         self.answers.set()
-        self.gone = False
-
-    def set(self, key: str, value: str) -> None:
-        self._there()
-        self.values[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        self._there()
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        self._there()
-        return self.values[key]
 
     def _there(self) -> None:
         self.answers.wait()
-        if self.gone:
-            raise RuntimeError("Connection reset by peer")
+        super()._there()
 
 
 class Group:
