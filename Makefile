@@ -19,11 +19,21 @@ verify: .venv/.made-cli  ## check every delta against every declared lane; needs
 # Each of these is one process that keeps one core busy, so they run side by side, and each one's output is shown
 # as a whole when it ends. Real engines fill the machine, and their tests look at the clock: they run alone, after.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target
-EACH_LANE = $$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1)
+# The names of the lanes, with options of tools.lanes; pytest in the Python of one; and a command, with its options,
+# for each $$name: all of them are done, and those that fail are told.
+LANES = $$($(BIN)/python -m tools.lanes $(1) --list | cut -d' ' -f1)
+IN_LANE = PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default
+define on_each_lane
+@names=$(call LANES,$(2)); failed=; \
+for name in $$names; do \
+	$(1) || failed+=" $$name"; \
+done; \
+if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+endef
 
 .PHONY: test
 test: .venv/.made-dev  ## all tests: the unit tests and real schedulers on each lane, then real engines on each
-	@names=$(EACH_LANE); $(SIDE_BY_SIDE) test-unit $$(printf 'test-lane-%s ' $$names)
+	@names=$(call LANES); $(SIDE_BY_SIDE) test-unit $$(printf 'test-lane-%s ' $$names)
 	@$(MAKE) --no-print-directory test-engines
 
 .PHONY: test-unit
@@ -37,61 +47,40 @@ model: .venv/.made-dev  ## explore the ranks' protocol: the deadlocks of a mispl
 
 .PHONY: test-lanes
 test-lanes: .venv/.made-dev  ## tests/lane and tests/engine on each lane's real vLLM
-	@names=$(EACH_LANE); $(SIDE_BY_SIDE) $$(printf 'test-lane-%s ' $$names)
+	@names=$(call LANES); $(SIDE_BY_SIDE) $$(printf 'test-lane-%s ' $$names)
 	@$(MAKE) --no-print-directory test-engines
 
 # -W default: vLLM and torch warn on import. The other settings of pyproject.toml hold.
 test-lane-%: .venv/.made-dev
 	@$(BIN)/python -m tools.lanes $*
 	@echo 'lane $*: tests'
-	@PYTHONPATH='$(CURDIR)' .lanes/$*/bin/python -m pytest -W default tests/lane
+	@name='$*'; $(IN_LANE) tests/lane
 
 # As tests/lane/conftest.py sets it for its own: engines that are small and take one core each.
 LIGHT := BALANCE_PATCHER=off OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1
 
 .PHONY: test-engines
 test-engines: lanes
-	@names=$(EACH_LANE); failed=; \
-	for name in $$names; do \
-		echo "lane $$name: engines"; \
-		$(LIGHT) PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/engine || failed+=" $$name"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+	$(call on_each_lane,echo "lane $$name: engines"; $(LIGHT) $(IN_LANE) tests/engine)
 
 .PHONY: test-all
 test-all: test  ## what `make test` does, every way to start engines, and the other releases of vllm-ascend
 	@[ -d .lanes/main/ray ] || $(PIP) --no-deps --target .lanes/main/ray --group ray
-	@names=$(EACH_LANE); failed=; \
-	for name in $$names; do \
-		echo "lane $$name: every way to start engines"; \
-		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/engine/test_launches.py \
-			--launches rest || failed+=" $$name"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+	$(call on_each_lane,echo "lane $$name: every way to start engines"; $(IN_LANE) tests/engine/test_launches.py --launches rest)
 	@$(BIN)/python -m tools.lanes --extra
-	@names=$$($(BIN)/python -m tools.lanes --extra --list | cut -d' ' -f1); failed=; \
-	for name in $$names; do \
-		echo "lane $$name: tests"; \
-		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default tests/wheels || failed+=" $$name"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+	$(call on_each_lane,echo "lane $$name: tests"; $(IN_LANE) tests/wheels,--extra)
 
 # WAVES=… of each scheduling mode on each lane; SEED=… repeats a soak, whose seed is printed.
 .PHONY: soak
 soak: lanes  ## 1,000 random waves over both lanes and both scheduling modes, in real engines; some ten minutes
-	@names=$$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1); failed=; \
-	for name in $$names; do \
-		PYTHONPATH='$(CURDIR)' SOAK_WAVES='$(or $(WAVES),250)' SOAK_SEED='$(SEED)' \
-			".lanes/$$name/bin/python" -m pytest -W default -q -s tests/engine/test_soak.py || failed+=" $$name"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+	$(call on_each_lane,SOAK_WAVES='$(or $(WAVES),250)' SOAK_SEED='$(SEED)' $(IN_LANE) -q -s tests/engine/test_soak.py)
 
 .PHONY: bench
 bench: lanes  ## ratios to upstream's own work on each lane's real vLLM; JSON in .bench/
-	@mkdir -p .bench; names=$$($(BIN)/python -m tools.lanes --list | cut -d' ' -f1); \
+	@mkdir -p .bench; names=$(call LANES); \
 	for name in $$names; do \
 		echo "lane $$name: benchmarks"; \
-		PYTHONPATH='$(CURDIR)' ".lanes/$$name/bin/python" -m pytest -W default -q tests/bench \
+		$(IN_LANE) -q tests/bench \
 			--benchmark-group-by=group --benchmark-columns=median,min,rounds --benchmark-json=".bench/$$name.json"; \
 	done
 
