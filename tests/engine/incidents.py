@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from processes import session_of
 from records import busy, folder, gathered, pids
 
 #: Upstream synchronises the ranks in steps that are a multiple of this, on the one lane in all, on the other in half.
@@ -136,7 +137,7 @@ async def kill(run, rank):
         raise TimeoutError
     errors = sorted({type(job.exception()).__name__ if job.exception() else "none" for job in done})
     seen = time.monotonic() - killed
-    while running(other):
+    while session_of(other) is not None:
         await asyncio.sleep(0.05)
         if time.monotonic() - killed > run.wanted["limit"]:
             raise TimeoutError
@@ -174,13 +175,6 @@ async def one_pause(run, mode, options, hold):
 
 
 # -- processes --
-
-
-def running(pid):
-    """Whether a process is there and not a zombie."""
-    with contextlib.suppress(OSError):
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def children(pid):

@@ -46,18 +46,19 @@ def surroundings(places: Iterable[Path]) -> dict[str, str]:
     }
 
 
+def session_of(pid: int) -> int | None:
+    """The session of a live process; ``None`` if there is none, or a zombie."""
+    try:
+        state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(state[3]) if state[0] != "Z" else None
+
+
 def members(session: int) -> list[int]:
-    """The live processes of a session, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(state[3]) == session and state[0] != "Z":
-                found.append(int(entry.name))
-    return found
+    """The live processes of a session."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if session_of(pid) == session]
 
 
 def ended(session: int, patience: float) -> list[int]:
