@@ -6,10 +6,8 @@ after a bound. :mod:`balance_patcher.live_checks` compares what they write down.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import groups
 from .feature import Feature
 from .live_checks import Run, compare
 from .probe import FOLDER, RANKS
@@ -97,7 +96,6 @@ def _wait(settings: str, limit: float, log: Any) -> str:
         return f"they had not ended after {limit:g} s"
     finally:
         # Engine cores that wait for each other end for nobody: their session is ours to end.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        groups.end(process.pid)
         process.wait()
     return "" if code == 0 else f"the process that starts them ended with status {code}"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from balance_patcher.errors import Failure, PatchError, refuse
+from balance_patcher.groups import alive
 from balance_patcher.live_engine import TINY_MOE
 
 from .figures import Answer, Replay, Step
@@ -240,22 +241,6 @@ def end_all(started: list[Engine], *, asked: bool) -> None:
             if all(engine.gone() for engine in started):
                 return
             time.sleep(0.05)
-
-
-def alive(group: int) -> bool:
-    """Whether a process group has a live process; one that has ended and that nobody waits for is none."""
-    proc = Path("/proc")
-    entries = [entry for entry in proc.iterdir() if entry.name.isdigit()] if (proc / "self").exists() else []
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            state, _, found, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(found) == group and state != "Z":
-                return True
-    if not entries:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, 0)
-            return True
-    return False
 
 
 @contextlib.contextmanager
