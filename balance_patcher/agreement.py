@@ -88,19 +88,18 @@ def agree(
     """
     patience = PATIENCE if patience is None else patience
     board = Board(store, feature, occasion, answer=ANSWER)
-    say(board, mine)
     if mine.failure:
+        say(board, mine)
         return Agreed((), {}, mine)
-    said, gone = hear(board, size, patience)
+    said, gone = hear(board, size, patience, first=mine)
     said |= {mine.rank: mine}
     there = {rank: statement for rank, statement in said.items() if statement is not None}
     failures = tuple(_judge(said, feature, patience, gone))
     # The first line is enough for who has not seen it himself; the rest stands in the log of that rank.
-    board.write(f"finds/{mine.rank}", failures[0].headline if failures else "")
-    if not failures:
-        others = [statement for statement in there.values() if statement is not mine]
-        found, gone = board.read([f"finds/{statement.rank}" for statement in others], patience)
-        failures = tuple(_refused(found, others, feature, patience, gone))
+    finds = f"finds/{mine.rank}", failures[0].headline if failures else ""
+    others = [statement for statement in there.values() if statement is not mine and not failures]
+    found, gone = board.read([f"finds/{statement.rank}" for statement in others], patience, first=finds)
+    failures = failures or tuple(_refused(found, others, feature, patience, gone))
     stands, gone = board.settle("verdict", f"{mine} has refused: {failures[0].headline}" if failures else _GO)
     if stands == _GO:
         failures = ()  # one that this rank gave up on has answered after all, and the others have gone on
@@ -199,13 +198,20 @@ def differences(present: Sequence[Statement], feature: str) -> Iterator[Failure]
 
 def say(board: Board, mine: Statement) -> None:
     """Write down what this rank says."""
-    board.write(f"says/{mine.rank}", json.dumps(asdict(mine)))
+    board.write(*_says(mine))
 
 
-def hear(board: Board, size: int, patience: float = 0.0) -> tuple[dict[int, Statement | None], str]:
-    """What each rank has said, ``None`` where it has not; and why no more could be heard."""
-    heard, gone = board.read([f"says/{rank}" for rank in range(size)], patience)
+def hear(
+    board: Board, size: int, patience: float = 0.0, *, first: Statement | None = None
+) -> tuple[dict[int, Statement | None], str]:
+    """What each rank has said, ``None`` where it has not; and why no more could be heard. One may be said before."""
+    keys = [f"says/{rank}" for rank in range(size)]
+    heard, gone = board.read(keys, patience, first=None if first is None else _says(first))
     return {rank: _statement(rank, heard.get(f"says/{rank}")) for rank in range(size)}, gone
+
+
+def _says(mine: Statement) -> tuple[str, str]:
+    return f"says/{mine.rank}", json.dumps(asdict(mine))
 
 
 def _statement(rank: int, text: str | None) -> Statement | None:

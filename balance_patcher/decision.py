@@ -283,6 +283,8 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
     if isinstance(found, Decision) and found.source is not None:
         reason = found.failures[0].headline if found.failures else found.reason.partition(": ")[2]
         ranks.tell(feature, engine, vllm_config, reason)
+        if not found.failures:  # it goes on, and those that stop for it need not wait for it
+            ranks.leave([feature.name], engine, vllm_config, stops=False)
     return found
 
 

@@ -126,7 +126,7 @@ class Watchdog:
     def _follow(self, engine: Any, where: str, since: float) -> None:
         """Keep an eye on one wait until it is over."""
         number, told = self.gathers, False
-        board = Board(getattr(engine, "dp_store", None), self.feature, f"stall/{number}", answer=ANSWER, one=True)
+        board = Board(getattr(engine, "dp_store", None), self.feature, f"stall/{number}", answer=ANSWER, again=True)
         rank, ranks = self._rank(engine)
         step = f"step {getattr(engine, 'step_counter', '?')} of wave {getattr(engine, 'current_wave', '?')}"
         board.write(str(rank), where)

@@ -251,16 +251,18 @@ class TestAStoreThatIsLost:
 
     def test_a_holder_that_stands_still_does_not_stop_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(agreement, "ANSWER", 0.2)
-        still = threading.Event()
+        goes_on, asked = threading.Event(), []
 
         class Still(Store):
             def _there(self) -> None:
-                still.wait(30)
+                asked.append("the store")
+                goes_on.wait(30)
 
         started = time.monotonic()
         (failure,) = agree(Still(), says(1), 2, "toy", patience=0.2).failures
-        still.set()
         assert time.monotonic() - started < 5
+        assert asked == ["the store"]  # and not once more for each thing that there is to say
+        goes_on.set()
         assert failure.what == "rank 0 of 2: the store of the group is lost (no answer for 1.2 s)"
 
     def test_what_a_signal_raises_is_not_the_stores(self) -> None:
