@@ -72,7 +72,7 @@ test-all: test  ## what `make test` does, every way to start engines, and the ot
 
 # WAVES=… of each scheduling mode on each lane; SEED=… repeats a soak, whose seed is printed.
 .PHONY: soak
-soak: lanes  ## 1,000 random waves over both lanes and both scheduling modes, in real engines; some ten minutes
+soak: lanes  ## 1,000 random waves over both lanes and both scheduling modes, in real engines; some twenty minutes
 	$(call on_each_lane,SOAK_WAVES='$(or $(WAVES),250)' SOAK_SEED='$(SEED)' $(IN_LANE) -q -s tests/engine/test_soak.py)
 
 .PHONY: bench
