@@ -23,6 +23,7 @@ from balance_patcher.delta import (
 )
 from balance_patcher.errors import Failure, Outcome, PatchError
 from balance_patcher.feature import Feature
+from balance_patcher.pattern import Pattern
 from balance_patcher.plan import Plan, in_order, make_plan
 from balance_patcher.source import Lane
 from balance_patcher.targets import Target, find_target
@@ -375,6 +376,20 @@ def test_the_variant_that_fits_is_taken(text_lane: MakeLane) -> None:
     assert (placement.status, placement.line, placement.matches) == ("applied", 3, 1)
     assert placement.exports == {"_what": "self.fresh"}
     assert [step.text for step in placement.steps] == ["self.fresh = 2"]
+
+
+def test_what_comes_near_is_not_looked_for_where_a_variant_fits(
+    text_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine waits for this when it starts: to compare every statement costs far more than to match."""
+    compared = []
+    similarity = Pattern.similarity
+    monkeypatch.setattr(Pattern, "similarity", lambda *args: compared.append(args) or similarity(*args))
+    variants = [Variant(name, Anchor(f"self.{name}()"), edits=NOOP) for name in ("gone", "fresh")]
+    assert planned(text_lane, step("self.fresh()"), declared("f.a", *variants)).all_failures == []
+    assert not compared
+    assert only(planned(text_lane, step("self.other()"), declared("f.a", *variants))).code == "BP101"
+    assert compared
 
 
 @pytest.mark.parametrize("status", ["absorbed", "not-applicable"])

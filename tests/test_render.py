@@ -27,6 +27,27 @@ def test_a_short_statement_stands_on_one_line() -> None:
     assert render.shown(node("if full:\n    break\nelse:\n    go()")) == "`if full: break`"
 
 
+COMPOUND = (
+    "if full and (a or b):\n    break\nelif other:\n    go()\nelse:\n    go()",
+    "if first:\n    'a text that looks like a docstring'",
+    "for at, one in pairs:\n    go()\nelse:\n    go()",
+    "while True:\n    go()",
+    "with one as a, two(b) as c:\n    go()",
+    "async def f():\n    async with one:\n        go()",
+    "try:\n    go()\nexcept (A, B) as error:\n    go()\nelse:\n    go()\nfinally:\n    go()",
+    "match value:\n    case [1, *rest]:\n        go()\n    case _:\n        go()",
+)
+
+
+@pytest.mark.parametrize("text", COMPOUND)
+def test_the_first_line_of_a_statement_is_that_of_its_whole_text_and_nothing_is_lost(text: str) -> None:
+    for statement in [inner for inner in ast.walk(ast.parse(text)) if isinstance(inner, ast.stmt)]:
+        before = ast.dump(statement)
+        if not isinstance(statement, ast.AsyncFunctionDef):
+            assert render.head(statement) == ast.unparse(statement).splitlines()[0]
+        assert ast.dump(statement) == before
+
+
 def test_a_long_statement_is_wrapped_by_astor() -> None:
     render.prefer_astor()
     text = render.shown(node(LONG))
