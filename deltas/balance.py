@@ -405,10 +405,11 @@ def balance_scheduler(upstream: type) -> type:
             Raises:
                 PatchError: BP707, if they cannot be asked what they run; nothing is scaled then.
             """
-            self._balance_peers.scales(
-                request.new_data_parallel_master_ip, getattr(request, "coord_store_port", 0),
-                engine.dp_group.size(), request.new_data_parallel_size,
-            )  # fmt: skip
+            if self._balance_peers is not None:  # installed by hand, ranks have not agreed on anything
+                self._balance_peers.scales(
+                    request.new_data_parallel_master_ip, getattr(request, "coord_store_port", 0),
+                    engine.dp_group.size(), request.new_data_parallel_size,
+                )  # fmt: skip
 
         def balance_fits(self, *, wait: bool = False) -> bool:
             """Whether a scaling may go on: its new ranks run what the old ones run."""

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import socket
+from types import SimpleNamespace
 
 import harness
 import pytest
@@ -98,6 +99,15 @@ def test_the_group_may_be_an_attribute_as_on_vllm_ascends_main(balance_class, si
 def test_without_a_group_an_enabled_gather_says_so(balance_class):
     with pytest.raises(ValueError, match="dp_group"):
         enabled(balance_class).balance_gather()
+
+
+def test_a_scheduler_that_was_installed_by_hand_lets_its_group_be_scaled(balance_class, single_process_group):
+    """Its ranks have not agreed on anything, so there is nothing that a new one has to fit."""
+    scheduler = enabled(balance_class)
+    request = SimpleNamespace(new_data_parallel_master_ip="127.0.0.1", new_data_parallel_size=2, coord_store_port=1)
+    scheduler.balance_scales(SimpleNamespace(dp_group=single_process_group), request)
+    assert scheduler.balance_fits()
+    assert not scheduler.balance_gives_up()
 
 
 def test_schedule_runs_no_collective(balance_class, monkeypatch):
