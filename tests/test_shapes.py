@@ -1,4 +1,6 @@
-"""Case 19 (vllm #39366, #38761, #55229): the synchronisation has had four shapes; on each, upstream's part is whole.
+"""Cases 19 and 21 (vllm #39366, #38761, #55229; #56610): the synchronisation has had four shapes.
+
+On each, upstream's part is whole, and the gather is on the group that the engine has in that moment.
 
 Upstream's own method and ours around it are compiled from the sources of every known release, and run with
 stand-ins for what they call. No vLLM is needed.
@@ -161,6 +163,53 @@ def test_a_pause_that_all_ranks_agree_on_is_taken_up_by_upstream(
     run(method, version, step)
     assert (step.pending_pause, step.ignore_start_dp_wave) == (False, True)
     assert [entry[0] for entry in step.log] == ["sync_dp_state", "gather", "rest"]
+
+
+@each_release
+def test_the_gather_is_on_the_group_that_the_engine_has_by_then(
+    version: str, method: Callable[[str, Any], Method]
+) -> None:
+    """Elastic scaling replaces it between two steps, and on some releases while the ranks synchronise."""
+    step = Step(due=False, answer=True)
+    seen: list[Any] = []
+    step.scheduler.balance_gather = seen.append
+    for group in ("two ranks", "four ranks", "two again"):
+        step.dp_group = group
+        step.step_counter = 4
+        run(method, version, step)
+    step.step_counter = 31
+
+    class Replaces(Parallel):
+        def _synchronise(self, function: str, group: Any, unfinished: Any) -> Any:
+            step.dp_group = "the next one"
+            return super()._synchronise(function, group, unfinished)
+
+    step.theirs = Replaces(step.log, "ParallelConfig", True, consensus=False)
+    step.vllm_config = SimpleNamespace(parallel_config=Replaces(step.log, "self", True, consensus=False))
+    run(method, version, step)
+    assert seen == ["two ranks", "four ranks", "two again", "the next one"]
+
+
+@each_release
+def test_a_gather_that_fails_is_an_error_of_the_step_and_the_next_step_gathers_anew(
+    version: str, method: Callable[[str, Any], Method]
+) -> None:
+    step = Step(due=True, answer=False)
+    failure = RuntimeError("a rank went away")
+
+    def fails(group: Any) -> None:
+        step.log.append(("gather", group))
+        raise failure
+
+    gathers, step.scheduler.balance_gather = step.scheduler.balance_gather, fails
+    with pytest.raises(RuntimeError) as caught:
+        run(method, version, step)
+    assert caught.value is failure
+    assert [entry[0] for entry in step.log[1:]] == ["gather"]  # and no rest: nothing was agreed on
+    # What upstream's recovery does: another group, and the counter at zero.
+    step.dp_group, step.step_counter, step.scheduler.balance_gather = "recovered", 0, gathers
+    run(method, version, step)
+    assert ("gather", "recovered") in step.log
 
 
 def test_there_are_four_shapes() -> None:
