@@ -37,7 +37,8 @@ class Launched:
         logs: What each command printed.
         facts: For each rank, what ran there.
         steps: For each rank, one entry a gather.
-        left: The processes that were still there some seconds after the commands had been told to end.
+        left: The processes that were still there some seconds after the commands had been told to end, by the
+            number of the command; those that left none are not there.
     """
 
     ready: bool = True
@@ -49,7 +50,7 @@ class Launched:
     logs: list[str] = field(default_factory=list)
     facts: list[dict] = field(default_factory=list)
     steps: list[list[dict]] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
+    left: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def log(self) -> str:
@@ -98,8 +99,10 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
         patience = 60 if launched.ready else 5
-        launched.left = [pid for process in self._processes for pid in ended(process.pid, patience)]
-        end(launched.left)
+        for number, process in enumerate(self._processes):
+            if left := ended(process.pid, patience):
+                launched.left[number] = left
+                end(left)
         launched.codes = [process.wait(30) for process in self._processes]
         assert all(ended(process.pid, 10) == [] for process in self._processes)
         launched.logs = self.logs()

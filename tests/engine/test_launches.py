@@ -113,7 +113,7 @@ class TestEachWay:
         assert all(f" cap={launches.CAP} " in line for line in lines)
 
     def test_nothing_is_left_running(self, run):
-        assert run.left == []
+        assert not run.left
 
 
 class TestTwoServers:
@@ -168,5 +168,5 @@ class TestWithoutABusyLoop:
         assert alone.lines("balance: ON") == []
 
     def test_nothing_is_left_running(self, alone):
-        assert alone.left == []
+        assert not alone.left
         assert alone.codes == [0, 0]
