@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .delta import AddParameter, CallThrough
+from .delta import APART, AddParameter
 from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature, RuntimeClass
 from .invariants import check_invariants
@@ -91,8 +91,8 @@ def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
 
 def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
     found, failures = [], []
-    # One that is only called through stands in the same text unchanged: there upstream's own function is called.
-    edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, CallThrough) for s in steps)}
+    # One that is only called through, or overridden, stands in the same text unchanged: upstream's own is called.
+    edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, APART) for s in steps)}
     for result in rewrites.values():
         file = result.original.display
         try:
@@ -119,7 +119,7 @@ def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
 def _called_through(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
     found = []
     for name, steps in plan.steps.items():
-        through = [step for step in in_order(steps) if isinstance(step.edit, CallThrough)]
+        through = [step for step in in_order(steps) if isinstance(step.edit, APART)]
         if through:
             target = plan.target(name)
             spliced = rewrites.get(target.text.module)

@@ -167,7 +167,21 @@ class CallThrough:
     first: bool = False
 
 
-Edit = InsertBefore | InsertAfter | Replace | Prologue | AddParameter | CallThrough
+@dataclass(frozen=True)
+class Override:
+    """Give the feature's class a method of its own over upstream's, which ``super()`` reaches.
+
+    Upstream's text stays as it is. What the variant's anchor binds is used in place of reading it at run time, so the
+    anchor has to be all that upstream's method does, its docstring apart. ``$$$PARAMETERS`` passes its parameters on.
+    """
+
+    text: str
+
+
+#: What is a function of its own and leaves upstream's text as it is.
+APART = (CallThrough, Override)
+
+Edit = InsertBefore | InsertAfter | Replace | Prologue | AddParameter | CallThrough | Override
 TextEdit = InsertBefore | InsertAfter | Replace
 
 

@@ -70,6 +70,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP205": ("two places disagree", _B),
     "BP206": ("condition has a side effect", _B),
     "BP207": ("attribute is not set", _B),
+    "BP208": ("method is asked in another place", _B),
     # names and compilation
     "BP301": ("name already in use", _B),
     "BP302": ("name does not exist", _B),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from .delta import TARGET, Delta, bad, declared_here, need_all
+from .delta import TARGET, Anchor, Delta, Override, bad, declared_here, need_all
 from .errors import refuse
 from .pattern import compile_pattern
 from .standin import StandIn
@@ -108,16 +108,46 @@ class CalledOnce:
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """In the target, ``first`` is executed on every path before ``then`` is."""
+class AskedOnce:
+    """Where upstream has the target, one call of it is all that its module has, and that stands in the caller.
+
+    What overrides the target then decides there and nowhere else; and it does decide.
+
+    Attributes:
+        target: A method.
+        caller: The function that calls it.
+        call: The statement that does, and where it stands.
+    """
 
     name: str
     target: str
-    first: str
+    caller: str
+    call: Anchor
+
+    def __post_init__(self) -> None:
+        _check_invariant(self.name, self.target)
+        _check_invariant(self.name, self.caller)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """In the target, ``first`` is executed on every path before ``then`` is.
+
+    Attributes:
+        first: A pattern, or several of which one stands there: upstream's shapes.
+    """
+
+    name: str
+    target: str
+    first: str | tuple[str, ...]
     then: str
 
     def __post_init__(self) -> None:
-        _check_invariant(self.name, self.target, self.first, self.then)
+        _check_invariant(self.name, self.target, *self.firsts, self.then)
+
+    @property
+    def firsts(self) -> tuple[str, ...]:
+        return (self.first,) if isinstance(self.first, str) else self.first
 
 
 @dataclass(frozen=True)
@@ -134,13 +164,19 @@ class Sets:
 
 @dataclass(frozen=True)
 class Agree:
-    """In the rewritten target both patterns match exactly once and bind the named holes alike."""
+    """In the rewritten target both patterns match exactly once and bind the named holes alike.
+
+    Attributes:
+        delta: Where it is named, there is nothing to compare unless that delta is applied. Of a target that it
+            overrides, upstream's method and ours are looked at as one.
+    """
 
     name: str
     target: str
     one: str
     other: str
     holes: tuple[str, ...]
+    delta: str = ""
 
     def __post_init__(self) -> None:
         _check_invariant(self.name, self.target, self.one, self.other)
@@ -180,7 +216,7 @@ class LaunchPath:
             raise bad(f"launch path {self.name!r} is tested or refused, with its test, or untested without one")
 
 
-Invariant = CalledOnce | Ordered | Sets | Agree | Pure
+Invariant = AskedOnce | CalledOnce | Ordered | Sets | Agree | Pure
 
 
 @dataclass(frozen=True)
@@ -223,6 +259,13 @@ class Feature:
         for invariant in self.invariants:
             if isinstance(invariant, Pure):
                 self._check_pure(invariant)
+            if isinstance(invariant, Agree) and invariant.delta and invariant.delta not in known:
+                raise bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+        base = self.runtime.base if self.runtime is not None else ""
+        for delta in self.deltas:
+            overrides = any(isinstance(edit, Override) for variant in delta.variants for edit in variant.edits)
+            if overrides and delta.target.rpartition(".")[0] != base:
+                raise bad(f"delta {delta.name!r} overrides {delta.target}, which no class of the feature extends")
         after = {delta.name: known.intersection(delta.after) - {delta.name} for delta in self.deltas}
         while ready := {name for name, waits in after.items() if not waits}:
             after = {name: waits - ready for name, waits in after.items() if name not in ready}

@@ -8,20 +8,21 @@ function it speaks of. Upstream's own decorators do not matter: the text under t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .anchors import Match, find_anchor
 from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
-from .feature import Agree, CalledOnce, Invariant, Ordered, Pure, Sets
+from .feature import Agree, AskedOnce, CalledOnce, Invariant, Ordered, Pure, Sets
 from .matching import render_bound, same
 from .paths import broken, called_once, conditional, dominates, target_of
 from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
-from .targets import Target, own_nodes, short
+from .targets import Target, absent, own_nodes, short
+from .through import override_of
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,34 @@ def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None
 # -- the others ------------------------------------------------------------------------------
 
 
+def _asked_once(invariant: AskedOnce, plan: Plan, _: dict[str, Rewrite]) -> str:
+    if absent(plan.lane, invariant.target):
+        return "upstream has no such method"
+    target, caller = target_of(plan, invariant.target), target_of(plan, invariant.caller)
+    matches, _misses = find_anchor(caller, invariant.call, near=False)
+    called = {id(node) for match in matches for node in ast.walk(match.node)}
+    name = target.node.name
+    # A name in a text may be looked up by it: `getattr(self, "name")`.
+    said = [node for node in ast.walk(target.text.tree) if name in _spoken(node)]
+    more = next((node for node in said if id(node) not in called), None)
+    if len(matches) != 1 or more is not None:
+        what = f"{target.qualname} is asked in {len(matches)} places of {caller.qualname}, not one"
+        if more is not None:
+            what = f"{target.qualname} is spoken of in another place than `{compile_pattern(invariant.call.pattern)}`"
+        next_step = "find out what upstream asks it for there; what overrides it would decide that too"
+        raise broken("BP208", invariant, target, what, more or target.node, next_step)
+    return f"{short(target.text.display)}:{target.node.lineno}, asked in line {matches[0].statements[0].lineno}"
+
+
+def _spoken(node: ast.AST) -> tuple[object, ...]:
+    return tuple(getattr(node, field, None) for field in ("attr", "id", "value"))
+
+
 def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     target = target_of(plan, invariant.target)
     steps = [
-        _the_one(invariant, target, text, "BP204", "was found {} times, not once", "read upstream's function anew")
-        for text in (invariant.first, invariant.then)
+        _the_one(invariant, [target], texts, "BP204", "was found {} times, not once", "read upstream's function anew")
+        for texts in (invariant.firsts, (invariant.then,))
     ]
     first, then = (match.statements[0] for match in steps)
     if conditional(first, steps[0].node) or not dominates(target, first, then):
@@ -80,13 +104,17 @@ def _ordered(invariant: Ordered, plan: Plan, _: dict[str, Rewrite]) -> str:
     return f"{short(target.text.display)}:{first.lineno} before {then.lineno}"
 
 
-def _the_one(invariant: Invariant, target: Target, text: str, code: str, count: str, next_step: str) -> Match:
-    """The only match of a pattern in a target; ``count`` says with ``{}`` how many there are otherwise."""
-    matches, misses = find_anchor(target, Anchor(text))
+def _the_one(
+    invariant: Invariant, targets: Sequence[Target], texts: Sequence[str], code: str, count: str, next_step: str
+) -> Match:
+    """The only match of any of the patterns in the targets; ``count`` says with ``{}`` how many there are otherwise."""
+    places = [(target, Anchor(text)) for target in targets for text in texts]
+    matches = [match for target, anchor in places for match in find_anchor(target, anchor, near=False)[0]]
     if len(matches) != 1:
+        misses = [miss for target, anchor in places for miss in find_anchor(target, anchor)[1]]
         near = max(misses, key=lambda miss: miss.score, default=None)
-        what = f"`{compile_pattern(text)}` {count.format(len(matches))}"
-        raise broken(code, invariant, target, what, near.node if near else target.node, next_step)
+        what = f"{' or '.join(f'`{compile_pattern(text)}`' for text in texts)} {count.format(len(matches))}"
+        raise broken(code, invariant, targets[0], what, near.node if near else targets[0].node, next_step)
     return matches[0]
 
 
@@ -112,14 +140,18 @@ def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:
 
 
 def _agree(invariant: Agree, plan: Plan, rewrites: dict[str, Rewrite]) -> str:
+    if invariant.delta and plan.placement(invariant.delta).status != "applied":
+        return f"{invariant.delta} is {plan.placement(invariant.delta).status}"
     module = invariant.target.partition(":")[0]
     result = rewrites.get(module)
     target = result.targets.get(invariant.target) if result else None
     if target is None:
         target = target_of(plan, invariant.target)
     next_step = "place the feature's deltas first; then read this again"
+    over = override_of(plan, invariant.target)
+    where = [target] if over is None else [target, over]
     bound = [
-        _the_one(invariant, target, text, "BP205", "stands {} times in what would run", next_step)
+        _the_one(invariant, where, [text], "BP205", "stands {} times in what would run", next_step)
         for text in (invariant.one, invariant.other)
     ]
     one, other = bound
@@ -162,6 +194,7 @@ def _pure(invariant: Pure, plan: Plan, _: dict[str, Rewrite]) -> str:
 
 
 _KINDS: dict[type, Callable[..., str]] = {
+    AskedOnce: _asked_once,
     CalledOnce: called_once,
     Ordered: _ordered,
     Sets: _sets,

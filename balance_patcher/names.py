@@ -15,7 +15,7 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .delta import RESULT, CallThrough
+from .delta import APART, RESULT, CallThrough
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
@@ -112,6 +112,7 @@ class _Scope:
         self.module |= {"__name__", "__file__", "__doc__"}
         self.table = _function_table(top, self.target)
         self.local = {s.get_name() for s in self.table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
+        self.parameters = {s.get_name() for s in self.table.get_symbols() if s.is_parameter()}
         self.everywhere = set(_all_symbols(self.table))
 
     def line_of(self, name: str) -> int:
@@ -171,14 +172,16 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
                 ("nearest", _line(target.text, line)),
             )
     tree = ast.parse(step.text)
-    known = fresh | scope.local | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
+    # A function of its own sees none of what upstream's binds in its body.
+    seen = scope.parameters if isinstance(step.edit, APART) else scope.local
+    known = fresh | seen | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
     if isinstance(step.edit, CallThrough) and not step.edit.first:
         known.add(RESULT)
     yield from _unknown(tree, known, target, placement, step.text)
     yield from _shadowed(Template(step.template), scope.local | scope.module, scope, placement)
     provided = _provided(plan, target)
     yield from _attributes(tree, target, placement, chain, provided)
-    if "super" in set(_loaded(tree)) and not isinstance(step.edit, CallThrough):
+    if "super" in set(_loaded(tree)) and not isinstance(step.edit, APART):
         used = {"__class__", "super"} & scope.everywhere
         if used:
             yield _failure(

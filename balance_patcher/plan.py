@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 from .anchors import Match, find_anchor
 from .delta import (
+    APART,
     PARAMETERS,
     AddParameter,
-    CallThrough,
     Delta,
     Edit,
     InsertAfter,
+    Override,
     Prologue,
     Replace,
     Variant,
@@ -26,7 +27,7 @@ from .delta import (
 from .errors import Failure, Outcome, PatchError, refuse
 from .feature import Feature
 from .matching import Bindings
-from .refusals import failed, not_found, nothing, part_of, several, too_often
+from .refusals import beyond, failed, not_found, nothing, part_of, several, too_often
 from .source import Lane
 from .targets import Target, absent, docstring_length, find_target, forwarded, short
 from .template import Template
@@ -175,7 +176,9 @@ def _step(delta: Delta, edit: Edit, match: Match | None, bound: Bindings, target
         taken = {a.arg for a in ast.walk(arguments) if isinstance(a, ast.arg)}
         return None if edit.name in taken else Step(delta, edit, f"{edit.name}={edit.default}")
     text = Template(edit_text(edit)).fill(bound)
-    if isinstance(edit, (Prologue, CallThrough)):
+    if isinstance(edit, Override):
+        _whole(delta, target, edit, match)
+    if isinstance(edit, (Prologue, *APART)):
         return Step(delta, edit, text, (), edit_text(edit))
     if match is None:  # pragma: no cover - refused when the variant is declared
         raise PatchError(nothing(delta, target))
@@ -198,6 +201,19 @@ def _step(delta: Delta, edit: Edit, match: Match | None, bound: Bindings, target
         ):
             raise PatchError(part_of(delta, target, only))
     return Step(delta, edit, text, statements, edit_text(edit))
+
+
+def _whole(delta: Delta, target: Target, edit: Override, match: Match | None) -> None:
+    """An override must lose nothing: neither what upstream's method does besides its anchor, nor its parameters."""
+    name = target.qualname
+    if match is not None:
+        body = target.node.body[docstring_length(target.node) :]
+        more = next((statement for statement in body if statement not in match.statements), None)
+        if more is not None:
+            raise PatchError(beyond(delta, target, "BP114", f"{name} does more than its anchor says", more))
+    if forwarded(target) and PARAMETERS not in Template(edit.text).holes:
+        why = f"{name} takes parameters, and the override passes none on"
+        raise PatchError(beyond(delta, target, "BP120", why, target.node))
 
 
 def _refused(delta: Delta, target: Target, failure: Failure, matches: int) -> Placement:
@@ -254,7 +270,9 @@ def _collision(target: Target, one: Step, other: Step) -> Failure | None:
 
 
 def _covers(one: Step, other: Step) -> bool:
-    """Whether ``one`` replaces a node that ``other`` edits or stands in."""
+    """Whether ``one`` replaces a node that ``other`` edits or stands in, or the whole method."""
+    if isinstance(one.edit, Override):
+        return True
     if not isinstance(one.edit, Replace):
         return False
     inner = {id(node) for statement in one.statements for node in ast.walk(statement)}
@@ -267,7 +285,7 @@ def _point(target: Target, step: Step) -> tuple[int, int] | str | None:
         return id(target.node.body), docstring_length(target.node)
     if isinstance(step.edit, AddParameter):
         return "parameters"
-    if isinstance(step.edit, CallThrough):
+    if isinstance(step.edit, APART):
         return "around"
     if isinstance(step.edit, Replace) or not step.statements:
         return None

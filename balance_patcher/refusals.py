@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .anchors import CHANGED, Match, find_anchor
-from .delta import (
-    Delta,
-    Variant,
-)
+from .delta import Anchor, Delta, Variant
 from .errors import Failure
 from .render import head, shown
 from .targets import Function, FunctionNode, Target
+
+_ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")  # of a pattern's own, not a hole
 
 
 def _about(target: Target) -> tuple[tuple[str, str], ...]:
@@ -32,6 +32,8 @@ def failed(
 def not_found(delta: Delta, target: Target) -> Failure:
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
     anchors = [(variant, variant.anchor) for variant in delta.variants if variant.anchor is not None]
+    # A shape that upstream has instead, of which the function has not even the names, is nothing to compare with.
+    anchors = [pair for pair in anchors if pair[0].status == "applied" or _names_are_there(pair[1], target)] or anchors
     misses = [(variant, miss) for variant, anchor in anchors for miss in find_anchor(target, anchor)[1]]
     ranked = sorted(misses, key=lambda pair: -pair[1].score)
     changed = bool(ranked) and ranked[0][1].score >= CHANGED
@@ -64,6 +66,11 @@ def not_found(delta: Delta, target: Target) -> Failure:
         rows = [("anchor", f"{v.anchor}   need 1, found 0") for v in delta.variants if v.anchor]
         rows.append(("nearest", f"{target.where(target.node)}  nothing in {target.qualname} comes near"))
     return failed(delta, target, code, what, rows, line, f"compare with upstream and add a variant to {delta.declared}")
+
+
+def _names_are_there(anchor: Anchor, target: Target) -> bool:
+    there = {node.attr for node in ast.walk(target.node) if isinstance(node, ast.Attribute)}
+    return there.issuperset(_ATTRIBUTE.findall(anchor.pattern))
 
 
 def _outside(delta: Delta, target: Target, *, loose: bool) -> tuple[Variant, FunctionNode, ast.stmt | ast.expr] | None:
@@ -108,3 +115,10 @@ def part_of(delta: Delta, target: Target, statement: ast.stmt) -> Failure:
     what = f"delta {delta.name!r} would replace only a part of a statement"
     rows = [("nearest", f"{target.where(statement)}  `{head(statement)}`")]
     return failed(delta, target, "BP117", what, rows, statement.lineno, "make the anchor match the whole statement")
+
+
+def beyond(delta: Delta, target: Target, code: str, why: str, node: ast.stmt) -> Failure:
+    """What upstream's method has, and the delta's override of it has not."""
+    what = f"{why}; delta {delta.name!r} cannot be placed"
+    rows = [("nearest", f"{target.where(node)}  `{head(node)}`")]
+    return failed(delta, target, code, what, rows, node.lineno, "read upstream's method anew, and change the override")

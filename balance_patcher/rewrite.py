@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .delta import AddParameter, CallThrough, InsertAfter, InsertBefore, Prologue, Replace
+from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
 from .lines import first_line, physical_lines, starts
 from .matching import same
@@ -69,7 +69,7 @@ class Rewrite:
 
 
 def rewrite(plan: Plan) -> dict[str, Rewrite]:
-    """The rewritten modules of a plan, by module name; a call-through rewrites nothing.
+    """The rewritten modules of a plan, by module name; a function of its own rewrites nothing.
 
     Raises:
         PatchError: BP401–BP404. Nothing is half done: there is a result for all or for none.
@@ -197,7 +197,7 @@ def _equals_edited(plan: Plan, name: str, found: Target) -> bool:
         if isinstance(step.edit, AddParameter):
             arguments.args.append(ast.arg(step.edit.name))
             arguments.defaults.append(ast.parse(step.edit.default, mode="eval").body)
-        elif not isinstance(step.edit, CallThrough):
+        elif not isinstance(step.edit, APART):
             suite, at, end = _gap(target, step)
             suites.setdefault(id(suite), (suite, []))[1].append((at, end, ast.parse(step.text).body))
     before = [(suite, list(suite)) for suite, _ in suites.values()]

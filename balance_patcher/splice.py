@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .delta import AddParameter, CallThrough, InsertAfter, InsertBefore, Prologue
+from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue
 from .errors import PatchError, refuse
 from .lines import comments_of, first_line, offset, open_parenthesis, parameter_end, starts
 from .plan import Step, in_order
@@ -40,7 +40,7 @@ class Splice:
 
 def splices_of(target: Target, step: Step, steps: Sequence[Step]) -> list[Splice]:
     edit = step.edit
-    if isinstance(edit, CallThrough):
+    if isinstance(edit, APART):
         return []
     if isinstance(edit, AddParameter):
         return [_parameter(target, step, [other for other in in_order(steps) if isinstance(other.edit, AddParameter)])]

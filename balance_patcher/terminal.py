@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from .build import Compiled, compile_plan
-from .delta import CallThrough
+from .delta import APART
 from .errors import Failure, Outcome
 from .feature import Feature
 from .plan import make_plan
@@ -167,7 +167,7 @@ def _parts(lane: Lane, feature: Feature, only: str | None, mode: str) -> Iterato
     """Target, text and number of its first line."""
     plan = make_plan(lane, feature)
     rewrites, compiled = compile_plan(plan)
-    edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, CallThrough) for s in steps)}
+    edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, APART) for s in steps)}
     for result in rewrites.values():
         for name, target in result.targets.items():
             if name in edited and only in (None, name):
@@ -189,7 +189,7 @@ def _spliced(result: Rewrite, target: Target, before: Target, mode: str) -> str:
 
 def _through(item: Compiled, mode: str) -> str:
     if mode == "map":
-        return "called through; no line map\n"
+        return "a function of its own; no line map\n"
     if mode == "text":
         return item.text
     lines = item.text.splitlines(keepends=True)

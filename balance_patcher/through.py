@@ -1,13 +1,14 @@
-"""Signatures as a target's text has them, and the text of a function that calls upstream's and then ours."""
+"""Signatures as a target's text has them, and the text of a function that stands around upstream's or over it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 
-from .delta import RESULT
+from .delta import RESULT, Override
 from .matching import render_bound
-from .plan import Step
+from .plan import Plan, Step
+from .source import ModuleText
 from .splice import MARK
 from .targets import Target, forwarded
 
@@ -17,7 +18,8 @@ UPSTREAM = "balance_patcher_upstream"
 def through_text(target: Target, steps: list[Step]) -> str:
     """The text of a function that calls upstream's, before and after it ours, and returns upstream's result.
 
-    A method stands in a class of its class's name, so that private names and ``super()`` come out right.
+    Or of one that overrides upstream's: that is its delta's text. A method stands in a class of its class's name, so
+    that private names and ``super()`` come out right.
     """
     arguments = ast.parse(f"def f({ast.unparse(_bare(target.node.args))}): pass").body[0]
     signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
@@ -31,13 +33,26 @@ def through_text(target: Target, steps: list[Step]) -> str:
         name, indent = target.owner.name, indent * 2
         lines.append(f"    class {name}:")
     lines.append(f"{indent}def {target.node.name}({signature}):{mark}")
+    over = isinstance(steps[0].edit, Override)
     for first in (True, False):
         for step in steps:
             if getattr(step.edit, "first", False) is first:
                 lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
-        lines += [f"{indent}    {RESULT} = {UPSTREAM}({passed}){mark}"] * first
-    lines += [f"{indent}    return {RESULT}{mark}", f"    return {name}", ""]
+        lines += [f"{indent}    {RESULT} = {UPSTREAM}({passed}){mark}"] * (first and not over)
+    lines += [f"{indent}    return {RESULT}{mark}"] * (not over)
+    lines += [f"    return {name}", ""]
     return "\n".join(lines)
+
+
+def override_of(plan: Plan, name: str) -> Target | None:
+    """The method that overrides a target, as it would run; ``None`` if none does."""
+    steps = [step for step in plan.steps.get(name, ()) if isinstance(step.edit, Override)]
+    if not steps:
+        return None
+    target = plan.target(name)
+    text = ModuleText(target.text.module, "", f"<balance_patcher {name}>", through_text(target, steps))
+    owner = text.tree.body[0].body[0]  # type: ignore[attr-defined]
+    return Target(text, target.qualname, owner.body[0], owner)
 
 
 def _bare(arguments: ast.arguments) -> ast.arguments:

@@ -713,7 +713,7 @@ def ends(text: str) -> tuple[int, int]:
 
 
 def test_a_target_that_is_called_through_has_no_line_map(good: str, capsys: Capture) -> None:
-    assert shown(capsys, HOOK, "--lane", good, "--map") == f"# {HOOK}\ncalled through; no line map\n"
+    assert shown(capsys, HOOK, "--lane", good, "--map") == f"# {HOOK}\na function of its own; no line map\n"
 
 
 def test_several_texts_are_told_apart(good: str, capsys: Capture) -> None:
