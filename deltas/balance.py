@@ -30,6 +30,7 @@ from balance_patcher.delta import (
 )
 from balance_patcher.feature import (
     Agree,
+    AskedOnce,
     CalledOnce,
     CallShape,
     Enabling,
@@ -44,9 +45,10 @@ from balance_patcher.feature import (
 )
 from balance_patcher.watchdog import Watchdog, threshold
 
-from . import balance_scaling
+from . import balance_scaling, balance_seam
 from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
+from .balance_seam import ASKED, SEAM
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 SCHEDULE = f"{SCHEDULER}.schedule"
@@ -144,6 +146,12 @@ ADMISSION_GATE = Delta(
             exports={"_balance_count": "$VALUE", "_balance_cap": "self.$CAP"},
             note="from 0.31: upstream admits against a cap of its own, which may be lower",
         ),
+        Variant(
+            "upstream's seam",
+            Anchor(ASKED, inside=WAITING_LOOP),
+            status="absorbed",
+            note="the loop asks a method; balance.admission-seam overrides it",
+        ),
     ),
 )
 
@@ -183,6 +191,19 @@ EMPTY_QUEUE_GUARD = Delta(
             ),
             status="absorbed",
             note="from 0.31: the loop looks for itself whether there is a request",
+        ),
+        Variant(
+            "break on an empty queue, seam",
+            Anchor(
+                f"""
+                if not $QUEUE or $_: break
+                {ASKED}
+                $_ = $QUEUE.peek_request()
+                """,
+                inside=WAITING_LOOP,
+            ),
+            status="absorbed",
+            note="the same, where the loop asks a method whether it admits on",
         ),
     ),
 )
@@ -427,7 +448,14 @@ def balance_scheduler(upstream: type) -> type:
 FEATURE = Feature(
     name="balance",
     summary="Global admission gate for data-parallel serving: if any rank is at its cap, no rank admits.",
-    deltas=(DISABLED_PATH, ADMISSION_GATE, EMPTY_QUEUE_GUARD, GATHER, *balance_scaling.SCALING),
+    deltas=(
+        DISABLED_PATH,
+        ADMISSION_GATE,
+        balance_seam.OVERRIDE,
+        EMPTY_QUEUE_GUARD,
+        GATHER,
+        *balance_scaling.SCALING,
+    ),
     runtime=RuntimeClass(
         "BalanceScheduler",
         base=SCHEDULER,
@@ -445,8 +473,14 @@ FEATURE = Feature(
         Ordered(
             "the stop comes before the one admission",
             target=SCHEDULE,
-            first="if $COUNT <$OP> self.$CAP: break",
+            first=(STOP, ASKED),
             then="self.running.append($_)",
+        ),
+        AskedOnce(
+            "upstream's seam is asked in the loop, and nowhere else",
+            target=SEAM,
+            caller=SCHEDULE,
+            call=Anchor(ASKED, inside=WAITING_LOOP),
         ),
         Ordered(
             "the data-parallel group is set up before the scheduler",
@@ -478,11 +512,21 @@ FEATURE = Feature(
             "the gate compares as upstream's own stop does",
             target=SCHEDULE,
             one="balance_flag = $_ and max($_) <$OP> self.$CAP",
-            other="if $COUNT <$OP> self.$CAP: break",
+            other=STOP,
             holes=("OP", "CAP"),
+            delta="balance.admission-gate",
+        ),
+        Agree(
+            "the override compares as upstream's seam does",
+            target=SEAM,
+            one="max($_) <$OP> self.$CAP",
+            other="return $COUNT <$OP> self.$CAP",
+            holes=("OP", "CAP"),
+            delta="balance.admission-seam",
         ),
         Pure("the stop only counts", delta="balance.admission-gate", hole="COUNT"),
         Pure("what is counted is only read", delta="balance.admission-gate", hole="VALUE"),
+        Pure("what the seam counts is only read", delta="balance.admission-seam", hole="VALUE"),
     ),
     call_shapes=(
         CallShape(SCHEDULE, ""),
@@ -678,6 +722,7 @@ def upstream(balance_patcher_upstream):
     return DPEngineCoreProc
 """,
     ),
+    *balance_seam.EXAMPLES,
     *balance_scaling.EXAMPLES,
 )
 
@@ -724,5 +769,6 @@ class DPEngineCoreProc:
 """,
         "BP303",
     ),
+    *balance_seam.REFUSES,
     *balance_scaling.REFUSES,
 )

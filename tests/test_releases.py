@@ -115,6 +115,7 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
     assert {name: delta.status for name, delta in deltas.items()} == {
         "balance.disabled-path": "applied",
         "balance.admission-gate": "applied",
+        "balance.admission-seam": "not-applicable",
         "balance.empty-queue-guard": row.guard,
         "balance.gather": "applied",
         "balance.scaling": "applied",
@@ -127,7 +128,8 @@ def test_every_delta_has_the_status_that_is_known(row: Row, looked_at: Looked) -
     placed = [delta for delta in deltas.values() if delta.status != "not-applicable"]
     assert {delta.matches for delta in placed} == {1}
     assert all(delta.line and delta.file for delta in placed)
-    (other,) = [delta for delta in deltas.values() if delta.status == "not-applicable"]
+    seam, other = (delta for delta in deltas.values() if delta.status == "not-applicable")
+    assert seam.detail.startswith("upstream's stop stands in the loop itself")
     assert other.detail.startswith("until 0.26" if row.blocks else ("from 0.29", "0.27.1 and 0.28"))
     assert f"forwards {row.forwards}" in deltas["balance.disabled-path"].detail
     adds = "adds throttle_prefills=False" in deltas["balance.disabled-path"].detail
