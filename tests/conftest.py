@@ -74,3 +74,31 @@ def release_copy(tmp_path: Path, release_dir: Callable[[str], Path]) -> Callable
         return Path(shutil.copytree(release_dir(version), tmp_path / f"vllm-{version}"))
 
     return get
+
+
+@pytest.fixture(scope="session")
+def seam_text(release_dir: Callable[[str], Path]) -> Callable[[str], str]:
+    """The scheduler's module of one release with upstream's seam in."""
+    made: dict[str, str] = {}
+
+    def get(version: str) -> str:
+        if version not in made:
+            from tools.upstream_seam import seam_of
+
+            folder = release_dir(version)
+            made[version] = seam_of(Lane(version, DirSource(f"dir:{folder}", folder))).text
+        return made[version]
+
+    return get
+
+
+@pytest.fixture
+def seamed(release_copy: Callable[[str], Path], seam_text: Callable[[str], str]) -> Callable[[str], Path]:
+    """A copy of one release's files with the seam in, to be changed by the test."""
+
+    def get(version: str) -> Path:
+        folder = release_copy(version)
+        (folder / MEMBERS[0]).write_text(seam_text(version), encoding="utf-8")
+        return folder
+
+    return get
