@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +89,24 @@ def test_what_shows_a_launch_path_is_there() -> None:
     for path in find_feature("balance").launches:
         file, _, name = path.test.partition("::")
         assert not path.test or f"class {name}" in (root / file).read_text(encoding="utf-8"), path
+
+
+def test_the_commands_of_upstreams_seam_do_what_is_said(release_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("console") if "upstream_seam" in block]
+    commands = [line.removeprefix("$ ") for line in block.splitlines()]
+    root, checkout = Path(__file__).resolve().parent.parent, tmp_path / "balance_patcher"
+    checkout.mkdir()
+    (checkout / "tools").symlink_to(root / "tools")
+    shutil.copytree(release_dir("0.33.0"), tmp_path / "vllm")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "vllm", check=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(root)}
+    said = [
+        subprocess.run(
+            ["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+        )
+        for command in commands
+    ]
+    assert "scheduler.py:1073" in said[0].stderr
+    assert re.search(r"balance\.admission-gate +.*absorbed", said[2].stdout)
+    assert "All deltas hold on 1 lane." in said[2].stdout
