@@ -16,7 +16,7 @@ from .delta import (
 from .matching import Bindings, Bound, Mismatch
 from .pattern import Pattern, compile_pattern
 from .render import head
-from .targets import SCOPES, Target, suites_of
+from .targets import Target, suites_of
 
 _NEAR = 0.55  # a candidate that scores less than this is not worth naming
 # What standing in the right place, or doing the right thing, adds to how much of the pattern a candidate has.
@@ -117,7 +117,7 @@ def _same_suites(wanted: ast.AST, node: ast.AST) -> bool:
 
 def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     if pattern.kind == "expression":
-        yield from _expressions(target.node)
+        yield from target.expressions
         return
     size = len(pattern.nodes) if pattern.kind == "statements" else 1
     kind = type(pattern.nodes[0])
@@ -125,19 +125,6 @@ def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, lis
         statement = suite[at]
         if at + size <= len(suite) and (type(statement) is kind or kind is ast.Expr):
             yield statement, suite[at : at + size]
-
-
-def _expressions(function: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    def below(node: ast.AST, holder: ast.stmt | None) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, SCOPES):
-                continue
-            inner = child if isinstance(child, ast.stmt) else holder
-            if isinstance(child, ast.expr) and inner is not None:
-                yield child, [inner]
-            yield from below(child, inner)
-
-    yield from below(function, None)
 
 
 def _code_of(miss: Mismatch, pattern: Pattern, statements: Sequence[ast.stmt]) -> str:

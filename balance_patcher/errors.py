@@ -125,6 +125,13 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP705": ("rank is silent", _B),
     "BP706": ("another rank cannot", _B),
     "BP707": ("new ranks cannot be asked", _B),
+    # proposing an anchor
+    "BP801": ("no such place", _U),
+    "BP802": ("line is not in the target", _U),
+    "BP803": ("no statement to anchor at", _U),
+    "BP804": ("lane has nothing like it", _B),
+    "BP805": ("statement cannot be told from others", _B),
+    "BP806": ("file exists", _U),
 }
 
 

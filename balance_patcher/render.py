@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable
 
-from .matching import same
+from .matching import LIST, ONE, OP, OperatorHole, same
 
 _renderer: Callable[[ast.AST], str] = ast.unparse
 _SUITES = ("body", "orelse", "handlers", "cases", "finalbody")
@@ -67,3 +68,48 @@ def shown(node: ast.AST, width: int = 100) -> str:
         return f"`{first}`" if len(first) <= width else f"`{head(node)[:width]}…`"
     line = " ".join(part.strip() for part in ast.unparse(node).splitlines())
     return f"`{line}`" if len(line) <= width else "\n" + _renderer(node)
+
+
+_MARKED = re.compile(rf"< {OP}(?P<op>\w+) >|{LIST}(?P<list>\w+)|{ONE}(?P<one>\w+)")
+_PREFIX = {"list": "$$$", "one": "$"}
+_ONE_LINE = 90  # so long may a statement with a short suite be on one line
+
+
+def as_pattern(node: ast.AST, *, header: bool = False) -> str:
+    """The text of a pattern's tree, with its holes as a person writes them.
+
+    Args:
+        node: A statement whose holes are marked as in a compiled pattern.
+        header: Only its header; its suites are empty.
+    """
+    plain = ast.fix_missing_locations(_Operators().visit(node))
+    lines = ast.unparse(plain).split("\n")
+    if header:
+        lines[-1] = lines[-1].removesuffix(":")
+    elif len(lines) == 2 and lines[0].endswith(":") and len(" ".join(lines)) <= _ONE_LINE:  # noqa: PLR2004 - a suite
+        lines = [f"{lines[0]} {lines[1].strip()}"]
+    return _MARKED.sub(_hole, "\n".join(lines))
+
+
+def _hole(found: re.Match[str]) -> str:
+    kind = found.lastgroup or ""
+    return f"<${found[kind]}>" if kind == "op" else _PREFIX[kind] + found[kind]
+
+
+class _Operators(ast.NodeTransformer):
+    """Write ``a <$OP> b`` as the two comparisons that a pattern is parsed from."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if not any(isinstance(op, OperatorHole) for op in node.ops):
+            return node
+        ops: list[ast.cmpop] = []
+        values: list[ast.expr] = []
+        for op, value in zip(node.ops, node.comparators, strict=True):
+            if isinstance(op, OperatorHole):
+                ops += [ast.Lt(), ast.Gt()]
+                values += [ast.Name(f"{OP}{op.name}", ast.Load()), value]
+            else:
+                ops.append(op)
+                values.append(value)
+        return ast.Compare(node.left, ops, values)

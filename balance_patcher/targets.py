@@ -60,6 +60,11 @@ class Target:
         return dict(sorted(found.items(), key=lambda item: _position(item[1])))
 
     @cached_property
+    def expressions(self) -> tuple[tuple[ast.expr, list[ast.stmt]], ...]:
+        """Every expression of the function with the statement that holds it; nested functions are left out."""
+        return tuple(_expressions(self.node, None))
+
+    @cached_property
     def unusable(self) -> Failure | None:
         """Why this function cannot be a target (BP107–BP109), if it cannot."""
         return _unusable(self)
@@ -204,6 +209,16 @@ def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
     for name in ("handlers", "cases"):
         for part in getattr(statement, name, ()):
             yield name, part.body
+
+
+def _expressions(node: ast.AST, holder: ast.stmt | None) -> Iterator[tuple[ast.expr, list[ast.stmt]]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, SCOPES):
+            continue
+        inner = child if isinstance(child, ast.stmt) else holder
+        if isinstance(child, ast.expr) and inner is not None:
+            yield child, [inner]
+        yield from _expressions(child, inner)
 
 
 def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
