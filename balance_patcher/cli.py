@@ -1,4 +1,4 @@
-"""The command line: ``verify``, ``show`` and ``status``.
+"""The command line: ``verify``, ``show``, ``new-delta``, ``status`` and ``demo``.
 
 Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken, 2 wrong usage,
 3 could not check, and anything that nobody foresaw.
@@ -32,8 +32,10 @@ from .hosts import as_json, as_lines, check_hosts, worst
 from .inspection import status as inspect_status
 from .lanes import declared_lanes, lane_named
 from .live import check_live
+from .loading import chosen_features
+from .newdelta import new_delta as propose_delta
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .registry import broken, features, find_feature
+from .registry import broken, find_feature
 from .render import prefer_astor
 from .renderings import RENDERINGS
 from .report import LaneReport, Report
@@ -146,6 +148,10 @@ def verify(
     feature: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this feature; may be given several times.")
     ] = None,
+    deltas: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A delta file anywhere: only it, and what --feature names beside it."),
+    ] = None,
     format: Annotated[Format, typer.Option(help="How standard output is written.")] = Format.text,  # noqa: A002
     report: Annotated[
         list[str] | None,
@@ -169,7 +175,7 @@ def verify(
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
-    chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
+    chosen = chosen_features(deltas, feature)
     lanes = ["installed"] if live and not lanes else lanes
     specs = [lane_named(text, Path.cwd()) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
@@ -188,7 +194,7 @@ def verify(
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
     result.lanes += _guarded_live(chosen, start_method.value) if live else []
-    result.lanes += [] if feature or not broken() else [LaneReport("deltas", "", failures=list(broken()))]
+    result.lanes += [] if feature or deltas or not broken() else [LaneReport("deltas", "", failures=list(broken()))]
     if format is Format.text:
         print_report(result, Console())
     else:
@@ -303,24 +309,28 @@ def show(
     lane: Annotated[str | None, typer.Option(metavar="LANE", help="A source, or the name of a declared lane.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="A unified diff against upstream.")] = False,  # noqa: FBT002
     map: Annotated[bool, typer.Option("--map", help="The line map: ours, upstream's, delta.")] = False,  # noqa: A002, FBT002
+    deltas: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Look in this delta file, and no other feature.")
+    ] = None,
 ) -> None:
     """Show the text that would run."""
     if diff and map:
         raise refuse("BP007", "--diff and --map exclude each other", next="ask for one of them")
-    chosen = _features_of(what)
+    chosen = _features_of(what, chosen_features(deltas, None))
     spec = _one_lane(lane)
     opened = Lane(spec.name, open_source(spec.spec))
     only = what if ":" in what else None
     show_features(opened, chosen, only, Console(soft_wrap=True), "diff" if diff else "map" if map else "text")
 
 
-def _features_of(what: str) -> list[Feature]:
+def _features_of(what: str, known: Sequence[Feature]) -> list[Feature]:
     if ":" not in what:
-        return [find_feature(what)]
-    chosen = [feature for feature in features() if what in feature.targets]
+        own = [feature for feature in known if feature.name == what]
+        return own or [find_feature(what)]
+    chosen = [feature for feature in known if what in feature.targets]
     if not chosen:
-        known = ", ".join(sorted({target for feature in features() for target in feature.targets}))
-        raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {known}")
+        targets = ", ".join(sorted({target for feature in known for target in feature.targets}))
+        raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {targets}")
     return [compose(chosen)]  # what runs is one text, whoever edits it
 
 
@@ -332,6 +342,46 @@ def _one_lane(text: str | None) -> LaneSpec:
     more = f"; --lane takes {', '.join(other.name for other in others)} too" if others else ""
     sys.stderr.write(f"lane {named}{more}\n")
     return spec
+
+
+# -- new-delta -------------------------------------------------------------------------------
+
+
+@app.command("new-delta")
+def new_delta(
+    target: Annotated[str, typer.Argument(help="The upstream function, as module:Qual.name.")],
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE:LINE", help="The statement to edit at. The line is counted in FILE if that is a file of a "
+            "vLLM tree on disk, else in the first lane's file of that name.",
+        ),
+    ],
+    lane: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LANE", help="Where it has to hold; may be given several times. Without any: as verify."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="FEATURE[.WHAT]", help="Without it: as the file, else my_feature.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, standard output.")
+    ] = None,
+) -> None:
+    """Write the skeleton of a delta file, with the smallest anchor that is found exactly once on every lane."""
+    if output is not None and output.exists():
+        raise refuse("BP806", f"{output} is there already", next="choose another name, or remove it first")
+    specs = [lane_named(text, Path.cwd()) for text in lane] if lane else declared_lanes(Path.cwd())
+    _unique(specs)
+    file = output or Path("my_feature.py")
+    made = propose_delta(target, at, specs, name or file.stem, file)
+    for line in made.said:
+        sys.stderr.write(f"{line}\n")
+    if output is None:
+        typer.echo(made.text, nl=False)
+        return
+    _write(output, made.text)
+    sys.stderr.write(f"{output} is written; next: {_PROGRAM} verify --deltas {output}\n")
 
 
 # -- status ----------------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""The feature of a file that stands somewhere else than in ``deltas/``: where an author tries it out."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from .errors import PatchError, refuse
+from .feature import Feature
+from .registry import features, find_feature
+
+
+def feature_of_file(file: Path) -> Feature:
+    """The ``FEATURE`` of a file; the file is run.
+
+    Raises:
+        PatchError: BP514, if it cannot be read; BP001, BP002, if it declares no feature, or a wrong one.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise refuse("BP514", f"{file}: {why}", next="give --deltas a Python file that declares a FEATURE") from error
+    return feature_of_text(text, file)
+
+
+def feature_of_text(text: str, file: Path) -> Feature:
+    """The same of a text that stands in no file yet.
+
+    Raises:
+        PatchError: BP001, BP002.
+    """
+    name = f"balance_patcher_deltas_{file.stem}"
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    spec = importlib.util.spec_from_loader(name, loader=None)
+    module.__spec__ = spec
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        exec(compile(text, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - as an import would
+    except PatchError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        raise refuse(
+            "BP002", f"{file} cannot be imported: {type(error).__name__}: {error}",
+            ("declared", f"{file}:{line or 1}"), next="mend the declaration; nothing was patched",
+        ) from error  # fmt: skip
+    feature = getattr(module, "FEATURE", None)
+    if not isinstance(feature, Feature):
+        raise refuse("BP002", f"{file} declares no FEATURE", next="write FEATURE = Feature(…) at the end of it")
+    return feature
+
+
+def chosen_features(files: Sequence[Path] | None, names: Sequence[str] | None) -> list[Feature]:
+    """The features of these files and those of these names; of neither, every declared one.
+
+    Raises:
+        PatchError: BP002, if two are called the same; what the files are refused for; BP003 for an unknown name.
+    """
+    found = [feature_of_file(file) for file in files or []]
+    own = {feature.name for feature in found}
+    found += [find_feature(name) for name in dict.fromkeys(names or []) if name not in own]
+    if len({feature.name for feature in found}) < len(found):
+        double = next(feature.name for feature in found if [f.name for f in found].count(feature.name) > 1)
+        raise refuse("BP002", f"two of the files declare {double!r}", next="give one of them another name")
+    return found or list(features())
