@@ -353,7 +353,8 @@ def new_delta(
     at: Annotated[
         str,
         typer.Option(
-            metavar="FILE:LINE", help="The statement to edit at. The line is counted in FILE if that is a file of a "
+            metavar="FILE:LINE",
+            help="The statement to edit at. The line is counted in FILE if that is a file of a "
             "vLLM tree on disk, else in the first lane's file of that name.",
         ),
     ],

@@ -11,11 +11,11 @@ a reader: ``self.running`` is no larger than ``$_``, and so it is never left out
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .matching import LIST, ONE, OperatorHole
+from .parts import Part, Parts
 from .render import as_pattern
 
 Maker = Callable[[frozenset[int]], Any]
@@ -27,6 +27,10 @@ _SKIPPED = {"ctx", "type_comment", "kind"}
 SUITES = ("body", "orelse", "finalbody", "handlers")
 _LEAVES = (ast.Name, ast.Constant, ast.JoinedStr, ast.Lambda)
 _NAMES = (*_LEAVES, ast.Attribute)
+# What says a name by itself, which has to be the same on every lane.
+_DEFINITIONS = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal,
+)  # fmt: skip
 _CLAUSES = (ast.withitem, ast.comprehension, ast.ExceptHandler, ast.keyword)
 # Fields that a list hole can stand in; a boolean operator needs an operand before it.
 _LISTS: dict[tuple[type[ast.AST], str], int] = {
@@ -37,67 +41,6 @@ _LONGEST = 3  # so many statements of a suite are looked at; what follows is `$$
 
 class _Differ(Exception):  # noqa: N818 - no error: where lanes differ, a hole stands
     """The lanes differ in something that no hole can stand for; so the node around it becomes one."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a pattern.
-
-    Attributes:
-        number: Its own.
-        under: The part that has to be kept with it; -1 where it hangs on the statement itself.
-        size: By how many nodes the pattern grows with it.
-        names: It is a name or a constant.
-    """
-
-    number: int
-    under: int
-    size: int
-    names: bool = False
-
-
-class Parts:
-    """The parts of one anchor's patterns, and the names of the holes in all of them.
-
-    Lanes that differ in the same way in two places have the same hole there.
-    """
-
-    def __init__(self) -> None:
-        self.all: list[Part] = []
-        self._names: dict[tuple[str, ...], str] = {}
-
-    def add(self, under: int, size: int = 0) -> int:
-        self.all.append(Part(len(self.all), under, size))
-        return len(self.all) - 1
-
-    def grow(self, number: int, size: int, *, names: bool) -> None:
-        self.all[number] = replace(self.all[number], size=size, names=names)
-
-    def hole(self, found: tuple[str, ...], field: str) -> str:
-        """The name of the hole for what was found on each lane; after the field of the syntax tree."""
-        if found not in self._names:
-            stem = field.rstrip("s").upper()
-            taken = set(self._names.values())
-            self._names[found] = next(
-                name for name in (stem, *(f"{stem}{at}" for at in range(2, len(taken) + 3))) if name not in taken
-            )
-        return self._names[found]
-
-    def free(self, kept: frozenset[int]) -> frozenset[int]:
-        """The same with every part that costs nothing: at one size, the pattern that says more."""
-        found = set(kept)
-        for part in self.all:
-            if part.size == 0 and (part.under in found or part.under < 0):
-                found.add(part.number)
-        return frozenset(found)
-
-    def cut(self, length: int, names: dict[tuple[str, ...], str]) -> None:
-        del self.all[length:]
-        self._names = names
-
-    @property
-    def state(self) -> tuple[int, dict[tuple[str, ...], str]]:
-        return len(self.all), dict(self._names)
 
 
 class Common:
@@ -112,7 +55,8 @@ class Common:
         first = len(parts.all)
         self.size, self._make = self._root(tuple(statements), form)
         self._own = range(first, len(parts.all))
-        self._nameless = not any(isinstance(node, _NAMES) for node in ast.walk(statements[0]))
+        self._told = isinstance(statements[0], _DEFINITIONS)
+        self._nameless = not any(isinstance(node, _NAMES) for node in _walked(statements[0], form))
 
     @classmethod
     def of(cls, statements: Sequence[ast.stmt], parts: Parts, form: str = HEADER) -> Common | None:
@@ -130,12 +74,12 @@ class Common:
     @property
     def named(self) -> bool:
         """Whether the lanes have a name or a constant in common, in one place; or there is none to have."""
-        return self._nameless or any(self._parts.all[number].names for number in self._own)
+        return self._nameless or self._told or any(self._parts.all[number].names for number in self._own)
 
     def naming(self) -> list[Part]:
         """The parts of which one has to be kept so that the pattern has a name in it; none if it has one anyway."""
-        found = []
-        for number in self._own:
+        found: list[Part] = []
+        for number in () if self._told else self._own:
             part = self._parts.all[number]
             if part.names:
                 while part.size == 0:
@@ -247,7 +191,7 @@ class Common:
         return size, makers
 
     def _field(self, nodes: tuple[Any, ...], name: str, under: int) -> tuple[int, Maker]:
-        values = tuple(getattr(node, name, None) for node in nodes)
+        values: tuple[Any, ...] = tuple(getattr(node, name, None) for node in nodes)
         if not isinstance(values[0], list):
             return self._one(values, name, under)
         least = _LISTS.get((type(nodes[0]), name), 0 if name in SUITES and name != "handlers" else None)
@@ -280,7 +224,13 @@ class Common:
         return sum(size for size, _ in found), lambda kept: [make(kept) for _, make in found]
 
     def _list(
-        self, values: tuple[list[Any], ...], under: int, least: int, *, longest: int | None = None, follows: bool = False
+        self,
+        values: tuple[list[Any], ...],
+        under: int,
+        least: int,
+        *,
+        longest: int | None = None,
+        follows: bool = False,
     ) -> tuple[int, Maker, int, bool]:
         """A list whose end may be ``$$$_``.
 
@@ -308,7 +258,7 @@ class Common:
         def made(kept: frozenset[int]) -> list[ast.AST]:
             found = [make(kept) for part, make in items if part < 0 or part in kept]
             if opened or len(found) < count:
-                rest: ast.AST = ast.Name(f"{LIST}_", ast.Load())
+                rest = ast.Name(f"{LIST}_", ast.Load())
                 found.append(ast.Expr(rest) if longest else rest)
             return found
 
@@ -322,6 +272,14 @@ def _any(like: ast.AST, name: str = "_") -> ast.AST:
 
 def _node(like: ast.AST, fields: dict[str, Maker], kept: frozenset[int]) -> ast.AST:
     return type(like)(**{name: make(kept) for name, make in fields.items()})
+
+
+def _walked(statement: ast.stmt, form: str) -> Iterator[ast.AST]:
+    """The nodes that a pattern of the statement can have."""
+    for name, value in ast.iter_fields(statement):
+        if form == WHOLE or name not in SUITES:
+            for node in value if isinstance(value, list) else [value]:
+                yield from ast.walk(node) if isinstance(node, ast.AST) else ()
 
 
 def _dotted(node: ast.AST) -> bool:

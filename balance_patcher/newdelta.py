@@ -64,17 +64,13 @@ def new_delta(target: str, at: str, specs: Sequence[LaneSpec], name: str, file: 
     first = lanes[0]
     check_file(place, first, targets[0].text)
     pointed = statement_at(first.name, targets[0], line)
-    others = [
-        counterpart(pointed.place, lane.name, found) for lane, found in zip(lanes[1:], targets[1:], strict=True)
-    ]
+    others = [counterpart(pointed.place, lane.name, found) for lane, found in zip(lanes[1:], targets[1:], strict=True)]
     proposal = propose([pointed.place, *others])
     full = name if "." in name else f"{name}.{targets[0].node.name.strip('_').replace('_', '-') or 'delta'}"
     text = Skeleton(full, targets[0], proposal).text()
     feature = feature_of_text(text, file)
     failures = [
-        failure.with_fields(("lane", lane.name))
-        for lane in lanes
-        for failure in check_feature(lane, feature).failures
+        failure.with_fields(("lane", lane.name)) for lane in lanes for failure in check_feature(lane, feature).failures
     ]
     if failures:
         raise PatchError(*failures)

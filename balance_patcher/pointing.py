@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import refuse
-from .generalise import Common, Parts
+from .generalise import Common
 from .matching import overlap, weight
+from .parts import Parts
 from .proposal import Place
 from .render import head, shown
 from .source import DirSource, Lane, ModuleText
@@ -110,6 +111,8 @@ def statement_at(lane: str, target: Target, line: int) -> Pointed:
         raise _none(lane, target, line)
     begins = [statement for statement in around if statement.lineno == line]
     statement = begins[0] if begins else around[-1]
+    if not begins and (line > _head_end(statement) or isinstance(statement, SCOPES)):
+        raise _none(lane, target, line)
     parent, field, suite, _ = target.places[id(statement)]
     if isinstance(parent, ast.If) and field == "orelse" and len(suite) == 1 and _word(text, statement) == "elif":
         raise refuse(
@@ -121,12 +124,8 @@ def statement_at(lane: str, target: Target, line: int) -> Pointed:
             "BP803", f"line {line} is in the docstring", ("lane", lane),
             next="point at the first statement after it, or declare a Prologue, which needs no anchor",
         )  # fmt: skip
-    if begins:
-        return Pointed(Place(lane, target, statement))
-    if line > _head_end(statement) or isinstance(statement, SCOPES):
-        raise _none(lane, target, line)
-    begin = statement.lineno
-    return Pointed(Place(lane, target, statement), f"line {line} is inside the statement that begins on line {begin}")
+    inside = f"line {line} is inside the statement that begins on line {statement.lineno}"
+    return Pointed(Place(lane, target, statement), "" if begins else inside)
 
 
 def _none(lane: str, target: Target, line: int) -> Exception:
@@ -209,7 +208,11 @@ def counterpart(place: Place, lane: str, target: Target) -> Place:
     found = _counterpart(place, target)
     if found is not None:
         return Place(lane, target, found)
-    nearest = max(_statements(target), key=lambda other: (_likeness(place, Place(lane, target, other)), _said(place.statement, other)))
+
+    def near(other: ast.stmt) -> tuple[float, float]:
+        return _likeness(place, Place(lane, target, other)), _said(place.statement, other)
+
+    nearest = max(_statements(target), key=near)
     raise refuse(
         "BP804", f"{target.qualname} on lane {lane} has no statement like `{head(place.statement)}`",
         (place.lane, f"{place.where}  {shown(place.statement)}"),
@@ -274,7 +277,7 @@ def _likeness(one: Place, other: Place) -> float:
     """How much of two statements is equal, in structure and in words; 0 where they have no name in common."""
     a, b = one.statement, other.statement
     common = Common.of([a, b], Parts())
-    if common is None or not common.named:
+    if common is None or not common.named or not _said(a, b):
         return 0.0
     compound = any(suites_of(a)) or any(suites_of(b))
     equal = overlap(a, b, {}, header=compound) + overlap(b, a, {}, header=compound)

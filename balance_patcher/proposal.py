@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from .anchors import Match, all_places, find_anchor
 from .delta import Anchor, Level
 from .errors import PatchError, refuse
-from .generalise import HEADER, WHOLE, Common, Part, Parts
+from .generalise import HEADER, WHOLE, Common
 from .holes import Hole, fill, scan
 from .matching import render_bound
+from .parts import Part, Parts, cheapest
 from .render import head, shown
 from .targets import Target, suites_of
 
 _AROUND, _BESIDE = 4, 2  # so many levels and neighbours: an anchor that needs more says nothing to a reader
-_DIRECTLY_IN = "body"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def propose(places: Sequence[Place]) -> Proposal:
         )  # fmt: skip
     chains = _chains(places)
     for beside, count, form in _orders(places[0]):
-        frames = [Frame(places, chains, chosen, beside, form) for chosen in itertools.combinations(range(len(chains)), count)]
+        frames = [
+            Frame(places, chains, chosen, beside, form) for chosen in itertools.combinations(range(len(chains)), count)
+        ]
         found = [best for frame in frames if frame.usable and (best := frame.smallest()) is not None]
         if found:
             return min(found, key=lambda item: item[0])[1]
@@ -105,33 +107,33 @@ def _orders(place: Place) -> Iterator[tuple[int, int, str]]:
                 yield from ((beside, count, WHOLE), (-beside, count, WHOLE))
 
 
-Chain = list[tuple[int, tuple[ast.stmt, ...]]]
+Chain = list[tuple[ast.stmt, ...]]
 
 
 def _chains(places: Sequence[Place]) -> Chain:
-    """The statements around it that all lanes have, the nearest first, each with how far out it is on the first lane.
+    """The statements around it that all lanes have, the nearest first, each as it is on every lane.
 
     Only those are levels in whose own body it stands, not in an ``else``.
     """
     around = [
-        [(at, node) for at, (node, field) in enumerate(place.target.ancestors(place.statement))
-         if isinstance(node, ast.stmt) and node is not place.target.node and field == _DIRECTLY_IN]
+        [node for node, field in place.target.ancestors(place.statement)
+         if isinstance(node, ast.stmt) and node is not place.target.node and field == "body"]
         for place in places
     ]  # fmt: skip
     found: Chain = []
     starts = [0] * len(places)
-    for distance, node in around[0]:
+    for node in around[0]:
         row = [node]
         ends = [starts[0]]
         for chain, start in zip(around[1:], starts[1:], strict=True):
-            at = next((at for at in range(start, len(chain)) if type(chain[at][1]) is type(node)), None)
+            at = next((at for at in range(start, len(chain)) if type(chain[at]) is type(node)), None)
             if at is None:
                 break
-            row.append(chain[at][1])
+            row.append(chain[at])
             ends.append(at + 1)
         else:
             if Common.of(row, Parts()) is not None and not isinstance(node, ast.Match):
-                found.append((distance, tuple(row)))
+                found.append(tuple(row))
                 starts = ends
     return found
 
@@ -148,8 +150,8 @@ class Frame:
         reach = range(min(beside, 0), max(beside, 0) + 1)
         run = [[place.neighbour(distance) for place in places] for distance in reach]
         self.run = [self._common(row, form) for row in run]
-        self.levels = [self._common(chains[at][1], HEADER) for at in chosen]
-        self._around = [chains[at][1] for at in chosen]
+        self.levels = [self._common(chains[at], HEADER) for at in chosen]
+        self._around = [chains[at] for at in chosen]
         self._direct = self._adjacent()
         self.usable = all(item is not None and item.named for item in self.run) and None not in self.levels
 
@@ -245,39 +247,6 @@ class Frame:
         limited = _renumbered(Anchor(anchor.pattern, inside=anchor.inside, allow=allow))
         (again,) = zip(*(find_anchor(place.target, limited, near=False)[0] for place in self.places), strict=True)
         return Proposal(limited, self.places, again, self.behind)
-
-
-def cheapest(parts: Sequence[Part], clauses: Sequence[Sequence[Part]]) -> frozenset[int]:
-    """The parts that have one of each clause, with all that they hang on, and are the smallest such set."""
-    best: tuple[int, frozenset[int]] | None = None
-
-    def closure(part: Part, chosen: frozenset[int]) -> tuple[int, frozenset[int]]:
-        size, found = 0, set(chosen)
-        at = part.number
-        while at >= 0 and at not in found:
-            found.add(at)
-            size += parts[at].size
-            at = parts[at].under
-        return size, frozenset(found)
-
-    def extend(chosen: frozenset[int], size: int, banned: frozenset[int]) -> None:
-        nonlocal best
-        if best is not None and size >= best[0]:
-            return
-        clause = next((c for c in clauses if not any(part.number in chosen for part in c)), None)
-        if clause is None:
-            best = size, chosen
-            return
-        ways = sorted((*closure(part, chosen), part.number) for part in clause if part.number not in banned)
-        for grown, wider, number in sorted(ways, key=lambda way: (way[0], way[2])):
-            if not wider & banned:
-                extend(wider, size + grown, banned)
-            banned |= {number}
-
-    extend(frozenset(), 0, frozenset())
-    if best is None:  # pragma: no cover - the set of all parts has one of each
-        return frozenset(part.number for part in parts)
-    return best[1]
 
 
 def _renumbered(anchor: Anchor) -> Anchor:

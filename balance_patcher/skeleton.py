@@ -106,14 +106,15 @@ FEATURE = Feature("{self.feature}", "TODO: what it does, in one sentence.", delt
             return ""
         method = self.target.node.name
         before, after = example
-        return f'''
+        renamed = f'before=BEFORE.replace("def {method}(", "def {method}_no_more(")'
+        return f"""
 BEFORE = {_block(before)}
 
 AFTER = {_block(after)}
 
 EXAMPLES = (Example("{self.name}", before=BEFORE, after=AFTER),)
-REFUSES = (Refusal("{self.name}", before=BEFORE.replace("def {method}(", "def {method}_no_more("), code="BP104"),)
-'''
+REFUSES = (Refusal("{self.name}", {renamed}, code="BP104"),)
+"""
 
     def example(self) -> tuple[str, str] | None:
         """A module of our own that the anchor is found in, and what becomes of it; ``None`` if none can be written."""
@@ -235,5 +236,3 @@ def _comment(text: str) -> list[str]:
 
 def _one_line(text: str) -> str:
     return textwrap.shorten(" ".join(text.split()), 80)
-
-
