@@ -96,10 +96,12 @@ FEATURE = Feature("{self.feature}", "TODO: what it does, in one sentence.", delt
         places = [f"{place.where} of {place.lane}" for place in self.proposal.places]
         yield from _comment(f"Found exactly once: {', '.join(places)}.")
         for name, texts in self.proposal.differs.items():
-            if len(set(texts)) > 1:
-                lanes = zip(texts, self.proposal.places, strict=True)
-                each = ", ".join(f"`{_one_line(text)}` on {place.lane}" for text, place in lanes)
-                yield from _comment(f"{name}: {each}.")
+            lanes: dict[str, list[str]] = {text: [] for text in texts}
+            for text, place in zip(texts, self.proposal.places, strict=True):
+                lanes[text].append(place.lane)
+            if len(lanes) > 1:
+                each = [f"`{_one_line(text)}` on {' and '.join(names)}" for text, names in lanes.items()]
+                yield from _comment(f"{name}: {', '.join(each)}.")
 
     def _examples(self, example: tuple[str, str] | None) -> str:
         if example is None:
