@@ -34,18 +34,18 @@ def feature_of_text(text: str, file: Path) -> Feature:
     Raises:
         PatchError: BP001, BP002.
     """
-    name = f"balance_patcher_deltas_{file.stem}"
+    name, place = f"balance_patcher_deltas_{file.stem}", str(file.absolute())
     module = ModuleType(name)
     module.__file__ = str(file)
     spec = importlib.util.spec_from_loader(name, loader=None)
     module.__spec__ = spec
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        exec(compile(text, str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - as an import would
+        exec(compile(text, place, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - as an import would
     except PatchError:
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
         raise refuse(
             "BP002", f"{file} cannot be imported: {type(error).__name__}: {error}",

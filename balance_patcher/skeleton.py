@@ -7,6 +7,7 @@ and holds no line of upstream's.
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from .proposal import Proposal
 from .source import Lane
 from .targets import Target, short
 
-_WIDTH = 118  # of a comment; a line may have 120
+_LINE = 120
 _ANY = "some"
 
 
@@ -73,13 +74,17 @@ DELTA = Delta(
             "TODO: the shape that it is for",
 {textwrap.indent(self._anchor(), " " * 12)}
             # TODO: what is to run there.
-            edits=({edit}("{self.statement}"),),
+{textwrap.indent(self._edits(edit), " " * 12)}
         ),
     ),
 )
 
-FEATURE = Feature("{self.feature}", "TODO: what it does, in one sentence.", deltas=(DELTA,))
+{_call("FEATURE = Feature", f'"{self.feature}"', '"TODO: what it does, in one sentence."', "deltas=(DELTA,)")}
 {self._examples(example)}'''
+
+    def _edits(self, edit: str) -> str:
+        line = f'edits=({edit}("{self.statement}"),),'
+        return line if len(line) + 12 <= _LINE else f'edits=(\n    {edit}("{self.statement}"),\n),'
 
     def _anchor(self) -> str:
         anchor = self.proposal.anchor
@@ -88,8 +93,10 @@ FEATURE = Feature("{self.feature}", "TODO: what it does, in one sentence.", delt
         if anchor.inside:
             lines += [f"    {line}" for line in _levels(anchor.inside)]
         if anchor.allow:
-            items = ", ".join(f'"{name}": {_texts(texts)}' for name, texts in anchor.allow.items())
-            lines.append(f"    allow={{{items}}},")
+            items = [f'"{name}": {_texts(texts)}' for name, texts in anchor.allow.items()]
+            line = f"    allow={{{', '.join(items)}}},"
+            fits = len(line) + 12 <= _LINE
+            lines += [line] if fits else ["    allow={", *(f"        {item}," for item in items), "    },"]
         return "\n".join([*lines, "),"])
 
     def _comments(self) -> Iterator[str]:
@@ -108,14 +115,15 @@ FEATURE = Feature("{self.feature}", "TODO: what it does, in one sentence.", delt
             return ""
         method = self.target.node.name
         before, after = example
-        renamed = f'before=BEFORE.replace("def {method}(", "def {method}_no_more(")'
         return f"""
 BEFORE = {_block(before)}
 
 AFTER = {_block(after)}
 
-EXAMPLES = (Example("{self.name}", before=BEFORE, after=AFTER),)
-REFUSES = (Refusal("{self.name}", {renamed}, code="BP104"),)
+GONE = BEFORE.replace("def {method}(", "def gone(")
+
+{_one("EXAMPLES", "Example", f'"{self.name}"', "before=BEFORE", "after=AFTER")}
+{_one("REFUSES", "Refusal", f'"{self.name}"', "before=GONE", 'code="BP104"')}
 """
 
     def example(self) -> tuple[str, str] | None:
@@ -128,7 +136,7 @@ REFUSES = (Refusal("{self.name}", {renamed}, code="BP104"),)
             before = written(self.proposal.anchor, self.target, looped=looped)
             try:
                 compile(before, "example", "exec", dont_inherit=True)
-                lane = Lane("example", _One(self.target.text.path, before))
+                lane = Lane("example", _File(self.target.text.path, before))
                 _, compiled = compile_plan(make_plan(lane, feature))
             except (SyntaxError, PatchError):
                 continue
@@ -136,7 +144,7 @@ REFUSES = (Refusal("{self.name}", {renamed}, code="BP104"),)
         return None
 
 
-class _One:
+class _File:
     """A source that holds one file."""
 
     spec = "example"
@@ -212,6 +220,19 @@ def literal(text: str) -> str:
     return quote + escaped.replace(quote, f"\\{quote}") + quote
 
 
+def _call(name: str, *arguments: str, room: float = _LINE) -> str:
+    line = f"{name}({', '.join(arguments)})"
+    return line if len(line) <= room else "\n".join([f"{name}(", *(f"    {one}," for one in arguments), ")"])
+
+
+def _one(name: str, call: str, *arguments: str) -> str:
+    """A tuple of one call."""
+    line = f"{name} = ({_call(call, *arguments, room=math.inf)},)"
+    if len(line) <= _LINE:
+        return line
+    return f"{name} = (\n{textwrap.indent(_call(call, *arguments, room=_LINE - 5), '    ')},\n)"
+
+
 def _block(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{escaped}"""'
@@ -227,12 +248,12 @@ def _levels(levels: Sequence[Level]) -> list[str]:
     ]
     if len(made) == 1:
         line = f"inside=({made[0]},),"
-        return [line] if len(line) + 16 <= 120 else ["inside=(", f"    {made[0]},", "),"]  # noqa: PLR2004 - its width
+        return [line] if len(line) + 16 <= _LINE else ["inside=(", f"    {made[0]},", "),"]
     return ["inside=(", *(f"    {line}," for line in made), "),"]
 
 
 def _comment(text: str) -> list[str]:
-    wrapped = textwrap.wrap(text, _WIDTH - 14, break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.wrap(text, _LINE - 16, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in wrapped]
 
 

@@ -1,0 +1,132 @@
+"""The guide for authors works, step by step: with its own commands, on the released sources that it names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.authors import FILE, GUIDE, block, blocks, commands, edit
+from tests.conftest import ROOT
+
+Done = subprocess.CompletedProcess[str]
+
+
+def call(folder: Path, command: list[str]) -> Done:
+    """One command of the guide, in the author's folder, with the checkout's package."""
+    assert command[0] == "python"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+    return subprocess.run(
+        [sys.executable, *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The author's folder after the first two steps."""
+    made = tmp_path_factory.mktemp("author")
+    (made / "pyproject.toml").write_text(block("1.", "toml"))
+    command, _ = commands("2.")
+    done = call(made, command)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == block("2.", "text")
+    return made
+
+
+def test_where_lanes_differ_the_anchor_is_the_one_that_is_shown(folder: Path) -> None:
+    _, command = commands("2.")
+    done = call(folder, command)
+    assert done.returncode == 0
+    assert block("2.", "text", 1) in done.stdout
+
+
+def test_what_is_written_is_sound_as_it_is(folder: Path) -> None:
+    (command,) = commands("3.")
+    done = call(folder, command)
+    assert done.returncode == 0, done.stdout
+    assert "All deltas hold on 2 lanes." in done.stdout
+
+
+@pytest.fixture(scope="module")
+def filled_in(folder: Path) -> Path:
+    edit(folder, "4.")
+    return folder
+
+
+def test_no_todo_is_left_and_it_is_sound(filled_in: Path) -> None:
+    (command,) = commands("4.")
+    done = call(filled_in, command)
+    assert done.returncode == 0, done.stdout
+    text = (filled_in / FILE).read_text()
+    assert "todo" not in text.lower()
+    assert ruff(filled_in / FILE) == ""
+
+
+def test_what_is_added_is_what_the_guide_shows(filled_in: Path) -> None:
+    (command,) = commands("5.")
+    done = call(filled_in, command)
+    changed = [
+        line for line in done.stdout.splitlines(keepends=True) if line[0] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    assert "".join(changed) == block("5.", "text")
+
+
+@pytest.fixture(scope="module")
+def shared(filled_in: Path) -> Path:
+    before, _ = commands("7.")
+    done = call(filled_in, before)
+    assert done.returncode == 1
+    assert block("7.", "text").strip() in done.stdout
+    edit(filled_in, "7.")
+    return filled_in
+
+
+def test_with_a_flag_of_its_own_it_shares_the_function(shared: Path) -> None:
+    _, after = commands("7.")
+    done = call(shared, after)
+    assert done.returncode == 0, done.stdout
+    assert ruff(shared / FILE) == ""
+
+
+def test_in_the_checkout_it_is_found_and_its_examples_are_tests(shared: Path, tmp_path: Path) -> None:
+    for name in ("balance_patcher", "deltas", "tests"):
+        left_out = shutil.ignore_patterns("__pycache__", "engine", "lane", "model", "test_[!d]*", "test_demo.py")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=left_out)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(shared / FILE, tmp_path)
+    edit(tmp_path, "8.")
+    assert ruff(tmp_path / FILE) == ""
+    move, test = commands("8.")
+    assert move[0] == "mv"
+    shutil.move(tmp_path / move[1], tmp_path / move[2])
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *test[1:], "-p", "no:cacheprovider", "-v", "-k", "say_preempted"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+
+
+def test_a_lane_with_nothing_like_it_says_what_the_guide_shows(folder: Path) -> None:
+    (command,) = commands("When a lane")
+    done = call(folder, command)
+    assert done.returncode == 1
+    assert done.stderr.startswith(block("When a lane", "text"))
+
+
+def test_no_block_is_left_out() -> None:
+    """Every block of the guide is used above, or in the lane tests: the Python blocks of the sixth step."""
+    kinds = [language for part in GUIDE.split("\n## ")[1:] for language, _ in blocks(part.splitlines()[0])]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "toml": 1, "console": 9, "text": 5, "diff": 4, "python": 2,
+    }  # fmt: skip
+
+
+def ruff(file: Path) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--diff", "--config", ROOT / "pyproject.toml", file]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
