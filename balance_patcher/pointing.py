@@ -83,6 +83,11 @@ def check_file(file: str, lane: Lane, text: ModuleText) -> None:
             "BP801", f"{text.module} is not in {file}", ("lane", lane.name), ("module", text.display),
             next=f"point into {text.path}; its end will do, as {wanted[-1]}:LINE",
         )  # fmt: skip
+    if len(parts) > len(wanted) and not Path(file).expanduser().is_file():
+        raise refuse(
+            "BP801", f"there is no file {file}", ("module", text.display),
+            next=f"give a file that is there, or write {wanted[-1]}:LINE for that of lane {lane.name}",
+        )  # fmt: skip
 
 
 def statement_at(lane: str, target: Target, line: int) -> Pointed:

@@ -119,6 +119,14 @@ def test_a_lane_with_nothing_like_it_says_what_the_guide_shows(folder: Path) -> 
     assert done.stderr.startswith(block("When a lane", "text"))
 
 
+def test_the_commands_of_the_readme_do_the_first_steps(folder: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Write a delta\n")[2]
+    lines = text.partition("```console\n")[2].partition("```")[0].splitlines()
+    made, checked = (call(folder, line.removeprefix("$ ").split()) for line in lines)
+    assert (made.returncode, checked.returncode) == (0, 0)
+    assert "toy.schedule  applied" in checked.stdout
+
+
 def test_no_block_is_left_out() -> None:
     """Every block of the guide is used above, or in the lane tests: the Python blocks of the sixth step."""
     kinds = [language for part in GUIDE.split("\n## ")[1:] for language, _ in blocks(part.splitlines()[0])]

@@ -160,6 +160,7 @@ REFUSED = {
     "the docstring": (["--at", "pump.py:3"], 2, "BP803"),
     "a suite on its header's line": (["--at", "pump.py:8"], 0, ""),
     "no name of its own": (["--at", "pump.py:11"], 1, "BP805"),
+    "a file's name that is none": (["--at", "pump.py:5", "--output", "no-name.py"], 2, "BP007"),
     "no name at all": (["--at", "pump.py:5", "--name", "no name"], 2, "BP007"),
 }
 
