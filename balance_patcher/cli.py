@@ -35,7 +35,7 @@ from .live import check_live
 from .loading import chosen_features
 from .newdelta import new_delta as propose_delta
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .registry import broken, find_feature
+from .registry import broken, features, find_feature
 from .render import prefer_astor
 from .renderings import RENDERINGS
 from .report import LaneReport, Report
@@ -175,7 +175,10 @@ def verify(
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
-    chosen = chosen_features(deltas, feature)
+    if deltas:
+        chosen = chosen_features(deltas, feature or ())
+    else:
+        chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
     lanes = ["installed"] if live and not lanes else lanes
     specs = [lane_named(text, Path.cwd()) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
@@ -316,7 +319,7 @@ def show(
     """Show the text that would run."""
     if diff and map:
         raise refuse("BP007", "--diff and --map exclude each other", next="ask for one of them")
-    chosen = _features_of(what, chosen_features(deltas, None))
+    chosen = _features_of(what, chosen_features(deltas) if deltas else features())
     spec = _one_lane(lane)
     opened = Lane(spec.name, open_source(spec.spec))
     only = what if ":" in what else None

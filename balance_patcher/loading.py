@@ -11,7 +11,7 @@ from types import ModuleType
 
 from .errors import PatchError, refuse
 from .feature import Feature
-from .registry import features, find_feature
+from .registry import find_feature
 
 
 def feature_of_file(file: Path) -> Feature:
@@ -57,16 +57,15 @@ def feature_of_text(text: str, file: Path) -> Feature:
     return feature
 
 
-def chosen_features(files: Sequence[Path] | None, names: Sequence[str] | None) -> list[Feature]:
-    """The features of these files and those of these names; of neither, every declared one.
+def chosen_features(files: Sequence[Path], names: Sequence[str] = ()) -> list[Feature]:
+    """The features of these files, and the declared ones of these names beside them.
 
     Raises:
         PatchError: BP002, if two are called the same; what the files are refused for; BP003 for an unknown name.
     """
-    found = [feature_of_file(file) for file in files or []]
-    own = {feature.name for feature in found}
-    found += [find_feature(name) for name in dict.fromkeys(names or []) if name not in own]
-    if len({feature.name for feature in found}) < len(found):
-        double = next(feature.name for feature in found if [f.name for f in found].count(feature.name) > 1)
-        raise refuse("BP002", f"two of the files declare {double!r}", next="give one of them another name")
-    return found or list(features())
+    found: dict[str, Feature] = {}
+    for feature in map(feature_of_file, files):
+        if feature.name in found:
+            raise refuse("BP002", f"two of the files declare {feature.name!r}", next="give one of them another name")
+        found[feature.name] = feature
+    return [*found.values(), *(find_feature(name) for name in dict.fromkeys(names) if name not in found)]

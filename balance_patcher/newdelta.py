@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .check import check_feature
+from .delta import TARGET, Anchor
 from .errors import Failure, PatchError, refuse
 from .loading import feature_of_text
 from .pointing import check_file, checkout_of, counterpart, read_at, statement_at
@@ -23,7 +24,6 @@ from .source import Lane, LaneSpec, Source, open_source
 from .targets import Target, find_target
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_][\w-]*)?")
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def new_delta(target: str, at: str, specs: Sequence[LaneSpec], name: str, file: 
         PatchError: BP007 for a wrong name; BP104–BP110, if the target is not on a lane; BP403 and BP801–BP805, if
             no anchor can be proposed; what the checks of the finished file refuse; BP5xx, if a lane cannot be read.
     """
-    if not _TARGET.fullmatch(target):
+    if not TARGET.fullmatch(target):
         raise refuse("BP007", f"`{target}` is no target", next="write it as module:Qual.name")
     if not _NAME.fullmatch(name):
         raise refuse("BP007", f"`{name}` is no name", next="write --name FEATURE or --name FEATURE.WHAT")
@@ -77,7 +77,7 @@ def new_delta(target: str, at: str, specs: Sequence[LaneSpec], name: str, file: 
     return NewDelta(text, (*filter(None, [pointed.said]), *_told(proposal.anchor, [pointed.place, *others])))
 
 
-def _told(anchor: object, places: Sequence[Place]) -> list[str]:
+def _told(anchor: Anchor, places: Sequence[Place]) -> list[str]:
     rows = [f"{place.lane}: {place.where}  `{head(place.statement)}`" for place in places]
     return [*rows, f"anchor: {anchor}"]
 
