@@ -110,6 +110,28 @@ class Anchor:
 
 
 @dataclass(frozen=True)
+class There:
+    """What stands exactly once in another function, ``module:Qual.name``, where a variant is the right one."""
+
+    target: str
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_target("`There`", self.target)
+        declared_here(lambda: compile_pattern(self.pattern))
+
+
+@dataclass(frozen=True)
+class Nowhere:
+    """A name, ``module:Class.name``, that its module does not have in any way where a variant is the right one."""
+
+    target: str
+
+    def __post_init__(self) -> None:
+        _check_target("`Nowhere`", self.target)
+
+
+@dataclass(frozen=True)
 class InsertBefore:
     """Put statements before the anchor or before one of its levels."""
 
@@ -196,6 +218,7 @@ class Variant:
         exports: Texts that the feature's runtime class gets as methods, by name; holes are filled.
         status: ``applied``; or ``absorbed`` and ``not-applicable``, which have no edits.
         note: A sentence for the report.
+        given: What must be so in other functions; with only some of it, the anchor is refused.
     """
 
     name: str
@@ -204,14 +227,16 @@ class Variant:
     exports: Mapping[str, str] = field(default_factory=dict)
     status: str = "applied"
     note: str = ""
+    given: tuple[There | Nowhere, ...] = ()
 
     def __post_init__(self) -> None:
         need_all("edits", self.edits, Edit)
+        need_all("given", self.given, There | Nowhere)
         if self.status not in ("applied", "absorbed", "not-applicable"):
             raise bad(f"variant {self.name!r} has the unknown status {self.status!r}")
         if (self.status == "applied") != bool(self.edits):
             raise bad(f"variant {self.name!r}: edits go with `applied`, and only with it")
-        if self.status != "applied" and self.anchor is None:
+        if self.status != "applied" and self.anchor is None and not self.given:
             raise bad(f"variant {self.name!r} has no anchor, so it would match everything")
         known = (self.anchor.holes if self.anchor else frozenset()) | {PARAMETERS}
         operators = self.anchor.operators if self.anchor else frozenset()
@@ -336,8 +361,7 @@ class Delta:
     declared: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not TARGET.fullmatch(self.target):
-            raise bad(f"the target of {self.name!r} is not written `module:Qual.name`: {self.target!r}")
+        _check_target(repr(self.name), self.target)
         need_all("variants", self.variants, Variant)
         if not self.variants:
             raise bad(f"delta {self.name!r} has no variants")
@@ -357,6 +381,11 @@ class Delta:
     @property
     def qualname(self) -> str:
         return self.target.partition(":")[2]
+
+
+def _check_target(whose: str, target: str) -> None:
+    if not TARGET.fullmatch(target):
+        raise bad(f"the target of {whose} is not written `module:Qual.name`: {target!r}")
 
 
 def _where() -> str:

@@ -24,6 +24,7 @@ from .delta import (
     Variant,
     edit_text,
 )
+from .elsewhere import part_only, unmet
 from .errors import Failure, Outcome, PatchError, refuse
 from .feature import Feature
 from .matching import Bindings
@@ -93,6 +94,14 @@ class Plan:
         return next(placement for placement in self.placements if placement.delta.name == delta)
 
     @property
+    def idle(self) -> str | None:
+        """Why there is nothing of the feature to do on this lane; ``None`` where there is, or it cannot be done."""
+        if self.all_failures or any(placement.status == "applied" for placement in self.placements):
+            return None
+        notes = [p.variant.note if p.variant else p.delta.unless_missing for p in self.placements]
+        return "; ".join(dict.fromkeys(filter(None, notes))) or "this vLLM has nothing to patch for it"
+
+    @property
     def steps(self) -> dict[str, list[Step]]:
         """The edits by target, in declared order."""
         found: dict[str, list[Step]] = {}
@@ -120,7 +129,7 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
         if delta.unless_missing and isinstance(target, Failure) and absent(lane, delta.target):
             placements.append(Placement(delta, "not-applicable"))
         else:
-            placements.append(_place(delta, target))
+            placements.append(_place(lane, delta, target))
     plan = Plan(feature, lane, placements)
     plan.failures += _collisions(plan)
     return plan
@@ -129,7 +138,7 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
 # -- deltas ----------------------------------------------------------------------------------
 
 
-def _place(delta: Delta, target: Target | Failure) -> Placement:
+def _place(lane: Lane, delta: Delta, target: Target | Failure) -> Placement:
     if isinstance(target, Failure):
         return Placement(delta, "failed", failures=[_name(delta, target)])
     if target.unusable is not None:
@@ -138,22 +147,29 @@ def _place(delta: Delta, target: Target | Failure) -> Placement:
         )
     found: list[tuple[Variant, Match | None]] = []
     often: list[tuple[Variant, list[Match]]] = []
+    partly: list[tuple[Variant, int, list[str]]] = []
     for variant in delta.variants:
-        if variant.anchor is None:
-            found.append((variant, None))
-            continue
-        # A variant that does not fit is not a refusal yet: which candidates came near is asked when none does.
-        matches, _ = find_anchor(target, variant.anchor, near=False)
-        if len(matches) == 1:
-            found.append((variant, matches[0]))
-        elif matches:
-            often.append((variant, matches))
+        match = None
+        if variant.anchor is not None:
+            # A variant that does not fit is not a refusal yet: which candidates came near is asked when none does.
+            matches, _ = find_anchor(target, variant.anchor, near=False)
+            if len(matches) > 1:
+                often.append((variant, matches))
+            if len(matches) != 1:
+                continue
+            match = matches[0]
+        reasons = unmet(lane, variant)
+        if reasons:
+            partly.append((variant, getattr(match.node if match else target.node, "lineno", 0), reasons))
+        else:
+            found.append((variant, match))
     if often:
         return _refused(delta, target, too_often(delta, target, *often[0]), len(often[0][1]))
     if len(found) > 1:
         return _refused(delta, target, several(delta, target, [variant.name for variant, _ in found]), len(found))
     if not found:
-        return _refused(delta, target, not_found(delta, target), 0)
+        refusal = part_only(delta, target, partly) if partly else not_found(delta, target)
+        return _refused(delta, target, refusal, 0)
     variant, match = found[0]
     node = match.node if match else target.node
     placement = Placement(
