@@ -184,6 +184,11 @@ def _build(feature: Feature, lane: Lane) -> Built:
     failures += unproven
     if failures or rewrites is None:
         raise PatchError(*dict.fromkeys(failures))
+    if plan.idle:
+        raise refuse(
+            "BP124", f"feature {feature.name!r} has nothing to do here: {plan.idle}",
+            next="leave it out; with this vLLM the engine is as with it",
+        )  # fmt: skip
     built = Built(feature, plan, rewrites)
     if feature.runtime is not None:
         built.classes[feature.runtime.base] = _runtime_class(feature.runtime, plan)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .build import compile_plan
 from .compose import compose, overlapping
 from .delta import AddParameter, Prologue
-from .errors import Failure, Outcome, PatchError
+from .errors import Failure, PatchError
 from .feature import CallShape, Feature
 from .invariants import check_invariants
 from .matching import render_bound
@@ -60,7 +60,8 @@ def check_lane(
     for feature in features:
         try:
             report.features.append(check_feature(lane, feature, strict=strict))
-            sound += [feature] if report.features[-1].outcome is Outcome.HOLDS else []
+            # One that does nothing here has nothing to share.
+            sound += [feature] if report.features[-1].status == "applied" else []
         except PatchError as error:
             report.failures += error.failures
     for group in overlapping(sound):
@@ -142,6 +143,8 @@ def _detail(placement: Placement) -> str:
         return placement.failures[0].headline
     if placement.target is None:
         return placement.delta.unless_missing
+    if placement.variant and placement.variant.note and placement.status != "applied":
+        return placement.variant.note
     parts = [f"{name} {render_bound(value)}" for name, value in placement.bound.items() if _short(value)]
     for step in placement.steps:
         if isinstance(step.edit, AddParameter):

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from . import __version__
 from .check import check_lane, fetch
-from .compose import compose
+from .compose import at_work, compose
 from .demo.session import run_demo
 from .errors import Failure, Outcome, PatchError, refuse
 from .feature import Feature
@@ -323,6 +323,8 @@ def show(
     spec = _one_lane(lane)
     opened = Lane(spec.name, open_source(spec.spec))
     only = what if ":" in what else None
+    if only:  # what runs is one text, whoever edits it
+        chosen = [compose(at_work(chosen, opened) or chosen)]
     show_features(opened, chosen, only, Console(soft_wrap=True), "diff" if diff else "map" if map else "text")
 
 
@@ -334,7 +336,7 @@ def _features_of(what: str, known: Sequence[Feature]) -> list[Feature]:
     if not chosen:
         targets = ", ".join(sorted({target for feature in known for target in feature.targets}))
         raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {targets}")
-    return [compose(chosen)]  # what runs is one text, whoever edits it
+    return chosen
 
 
 def _one_lane(text: str | None) -> LaneSpec:

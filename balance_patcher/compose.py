@@ -16,6 +16,8 @@ from dataclasses import replace
 from .delta import AddParameter, CallThrough, Delta, Prologue, Variant
 from .errors import refuse
 from .feature import Feature, RuntimeClass
+from .plan import make_plan
+from .source import Lane
 from .template import Template
 
 _EARLY_RETURN = re.compile(r"if not self\.(?P<flag>\w+):\n\s+return super\(\)\.\w+\(\$\$\$PARAMETERS\)")
@@ -55,6 +57,11 @@ def compose(features: Sequence[Feature]) -> Feature:
         call_shapes=tuple(dict.fromkeys(shape for part in parts for shape in part.call_shapes)),
         parts=tuple(parts),
     )
+
+
+def at_work(features: Sequence[Feature], lane: Lane) -> list[Feature]:
+    """Those that have something to do on a lane, or fail on it; what upstream has absorbed takes no part there."""
+    return [feature for feature in features if make_plan(lane, feature).idle is None]
 
 
 def overlapping(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:

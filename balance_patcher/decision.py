@@ -310,7 +310,7 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         return Decision(feature.name, active=False, reason=reason)
     try:
         excluded = rule.excluded(engine, vllm_config)
-        needless = rule.needless(engine, vllm_config) if not excluded else None
+        needless = rule.needless(engine, vllm_config) or _idle(feature) if not excluded else None
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
         return _off(feature, _failures(error), source)
     if excluded:
@@ -323,6 +323,12 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}", source=source)
     return source
+
+
+def _idle(feature: Feature) -> str | None:
+    """Why this vLLM leaves a feature nothing to do. Where that cannot be seen, installing it says why."""
+    with no_collection():
+        return make_plan(Lane("installed", InstalledSource()), feature).idle
 
 
 def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, vllm_config: Any) -> Iterator[Decision]:

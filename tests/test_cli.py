@@ -683,6 +683,13 @@ def test_a_target_is_shown_as_it_runs_whoever_edits_it(good: str, capsys: Captur
     }  # fmt: skip
 
 
+def test_what_a_lane_leaves_nothing_to_do_is_not_shown_in_it(good: str, release_dir: Releases, capsys: Capture) -> None:
+    assert "defer_preemption" not in shown(capsys, SCHEDULE, "--lane", good)
+    fenced = shown(capsys, SCHEDULE, "--lane", f"dir:{release_dir('0.29.0')}")
+    assert "if not self._request_blocks_can_be_freed(preempted_req):  # bp: defer_preemption.retry" in fenced
+    assert "  # bp: balance+defer_preemption+prefill_preemption.disabled-path" in fenced
+
+
 def test_the_line_map_leads_back(good: str, release_dir: Releases, capsys: Capture) -> None:
     text = shown(capsys, SCHEDULE, "--lane", good)
     upstream = (release_dir("0.32.0") / "vllm/v1/core/sched/scheduler.py").read_text("utf-8").splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 
 from balance_patcher.build import compile_plan
 from balance_patcher.check import check_lane
-from balance_patcher.compose import compose, overlapping
+from balance_patcher.compose import at_work, compose, overlapping
 from balance_patcher.delta import Anchor, CallThrough, Delta, InsertAfter, Prologue, Variant
 from balance_patcher.errors import Outcome, PatchError
 from balance_patcher.feature import Feature, RuntimeClass
@@ -148,6 +147,28 @@ class TestRefused:
             compose([ONE, other])
 
 
+class TestIdle:
+    """A feature that finds nothing to do on a lane takes no part there."""
+
+    def idle(self, status: str) -> Feature:
+        variant = Variant("known", Anchor("self.first()"), status=status, note="upstream does it")
+        return Feature("idle", "idle", (Delta("idle.x", TARGET, "why", "upstream", "never", (variant,)),))
+
+    @pytest.mark.parametrize("status", ["absorbed", "not-applicable"])
+    def test_what_upstream_has_or_does_not_need_is_left_out(self, lane: Lane, status: str) -> None:
+        assert make_plan(lane, self.idle(status)).idle == "upstream does it"
+        assert at_work([self.idle(status), ONE], lane) == [ONE]
+
+    def test_one_that_cannot_be_placed_is_not_idle(self, lane: Lane) -> None:
+        lost = feature("lost", "self.nowhere()")
+        assert make_plan(lane, lost).idle is None
+        assert at_work([lost], lane) == [lost]
+
+    def test_one_with_a_single_edit_is_not_idle(self, lane: Lane) -> None:
+        half = replace(self.idle("absorbed"), deltas=(*self.idle("absorbed").deltas, delta("idle.y", early("one"))))
+        assert make_plan(lane, half).idle is None
+
+
 class TestClass:
     class Upstream:
         def __init__(self) -> None:
@@ -187,21 +208,48 @@ class TestGroups:
         assert [sorted(feature.name for feature in group) for group in groups] == [["a", "b", "c"]]
 
 
+SCHEDULER_FEATURES = ("balance", "defer_preemption", "prefill_preemption")
+
+
 @pytest.mark.parametrize("version", RELEASES)
 def test_the_scheduler_features_compose_on_every_release(version: str, release_dir: Callable[[str], Path]) -> None:
     folder = release_dir(version)
-    features = [find_feature("balance"), find_feature("prefill_preemption")]
-    texts = set()
-    for order in itertools.permutations(features):
-        composed = compose(order)
-        plan = make_plan(Lane(version, DirSource(f"dir:{folder}", folder)), composed)
-        rewrites, _ = compile_plan(plan)
-        assert [finding.status for finding in check_invariants(plan, rewrites)] == ["holds"] * len(composed.invariants)
-        for result in rewrites.values():
-            assert take_out(result) == result.original.text
-            ast.parse(result.text)
-        texts.add(tuple((module, result.text) for module, result in sorted(rewrites.items())))
-    assert len(texts) == 1
+    lane = Lane(version, DirSource(f"dir:{folder}", folder))
+    chosen = at_work([find_feature(name) for name in SCHEDULER_FEATURES], lane)
+    fences = "0.24.0" <= version < "0.30.0"
+    assert [feature.name for feature in chosen] == [n for n in SCHEDULER_FEATURES if fences or n != "defer_preemption"]
+    made = [compose(order) for order in itertools.permutations(chosen)]
+    composed = made[0]
+    assert all(other.deltas == composed.deltas and other.parts == composed.parts for other in made)
+    plan = make_plan(lane, composed)
+    rewrites, _ = compile_plan(plan)
+    assert [finding.status for finding in check_invariants(plan, rewrites)] == ["holds"] * len(composed.invariants)
+    for result in rewrites.values():
+        assert take_out(result) == result.original.text
+    lines = [line for result in rewrites.values() for line in result.text.splitlines()]
+    marked = {line.partition("# bp: ")[2].partition(".")[0] for line in lines} - {""}
+    assert marked == {"+".join(feature.name for feature in chosen), *(feature.name for feature in chosen)}
+
+
+def test_all_orders_of_all_of_them_make_one_text(release_dir: Callable[[str], Path]) -> None:
+    folder = release_dir("0.29.0")
+    lane = Lane("0.29.0", DirSource(f"dir:{folder}", folder))
+    orders = itertools.permutations(find_feature(name) for name in SCHEDULER_FEATURES)
+    assert len({text_on(lane, list(order)) for order in orders}) == 1
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(SCHEDULER_FEATURES, 2)), ids="+".join)
+def test_two_of_them_make_one_text_in_either_order(pair: tuple[str, str], release_dir: Callable[[str], Path]) -> None:
+    folder = release_dir("0.29.0")
+    lane = Lane("0.29.0", DirSource(f"dir:{folder}", folder))
+    one, other = (find_feature(name) for name in pair)
+    texts = [text_on(lane, order) for order in ([one, other], [other, one])]
+    assert texts[0] == texts[1]
+    assert text_on(lane, [one]) != texts[0] != text_on(lane, [other])
+
+
+def text_on(lane: Lane, order: list[Feature]) -> str:
+    return compile_plan(make_plan(lane, compose(order)))[0]["vllm.v1.core.sched.scheduler"].text
 
 
 class TestVerify:
