@@ -33,7 +33,8 @@ endef
 
 .PHONY: test
 test: .venv/.made-dev  ## all tests: the unit tests and real schedulers on each lane, then real engines on each
-	@names=$(call LANES); $(SIDE_BY_SIDE) test-unit $$(printf 'test-lane-%s ' $$names)
+	@names=$(call LANES); more=$(call LANES,--test); \
+	$(SIDE_BY_SIDE) test-unit $$(printf 'test-lane-%s ' $$names) $$(printf 'test-only-%s ' $$more)
 	@$(MAKE) --no-print-directory test-engines
 
 .PHONY: test-unit
@@ -47,7 +48,8 @@ model: .venv/.made-dev  ## explore the ranks' protocol: the deadlocks of a mispl
 
 .PHONY: test-lanes
 test-lanes: .venv/.made-dev  ## tests/lane and tests/engine on each lane's real vLLM
-	@names=$(call LANES); $(SIDE_BY_SIDE) $$(printf 'test-lane-%s ' $$names)
+	@names=$(call LANES); more=$(call LANES,--test); \
+	$(SIDE_BY_SIDE) $$(printf 'test-lane-%s ' $$names) $$(printf 'test-only-%s ' $$more)
 	@$(MAKE) --no-print-directory test-engines
 
 # -W default: vLLM and torch warn on import. The other settings of pyproject.toml hold.
@@ -55,6 +57,12 @@ test-lane-%: .venv/.made-dev
 	@$(BIN)/python -m tools.lanes $*
 	@echo 'lane $*: tests'
 	@name='$*'; $(IN_LANE) tests/lane
+
+# A lane that is there for these tests only: it has what the others have not.
+test-only-%: .venv/.made-dev
+	@$(BIN)/python -m tools.lanes --test $*
+	@echo 'lane $*: tests'
+	@name='$*'; $(IN_LANE) tests/lane/third
 
 # As tests/lane/conftest.py sets it for its own: engines that are small and take one core each.
 LIGHT := BALANCE_PATCHER=off OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1

@@ -12,7 +12,8 @@ builds ``.lanes/NAME`` for each with uv. The CPU build of vLLM X is on the packa
 
 ``[tool.balance_patcher.beside]`` names one distribution more for a lane. It is installed into the folder
 ``beside`` of the environment, without its dependencies, and only the tests that put that folder on their
-path can import it. ``--extra`` takes the lanes of ``[tool.balance_patcher.extra-lanes]`` instead.
+path can import it. ``--test`` takes the lanes of ``[tool.balance_patcher.test-lanes]`` instead, which have what
+some tests need and are not verified; ``--extra`` those of ``[tool.balance_patcher.extra-lanes]``.
 
 An environment is made again when what it was made from changes, and only then. The record of that is
 written last, so an interrupted build is one that was never made.
@@ -450,11 +451,20 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.lanes", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="lanes to make; all of them if none is named")
     parser.add_argument("--root", type=Path, default=REPO / ".lanes", help="where they are (default: .lanes)")
-    parser.add_argument("--extra", action="store_true", help="the extra lanes instead, which `make test-all` uses")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--test", action="store_true", help="the lanes for some tests instead, which `make test` uses")
+    kind.add_argument("--extra", action="store_true", help="the extra lanes instead, which `make test-all` uses")
     parser.add_argument("--list", action="store_true", help="show the lanes, make nothing")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="how many at a time (default: all)")
     parser.add_argument("--python", default="3.11", help="for the environments (default: 3.11)")
     return parser.parse_args(argv)
+
+
+def declared_for(file: Path, options: argparse.Namespace) -> dict[str, str]:
+    """The table of lanes that is meant."""
+    if options.test or options.extra:
+        return table(file, "test-lanes" if options.test else "extra-lanes")
+    return {one.name: one.spec for one in declared_lanes(file.parent)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -463,8 +473,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     root: Path = options.root.resolve()
     try:
         file = REPO / "pyproject.toml"
-        declared = table(file, "extra-lanes") if options.extra else {one.name: one.spec for one in declared_lanes(REPO)}
-        lanes = choose(declared, options.names, table(file, "beside"))
+        lanes = choose(declared_for(file, options), options.names, table(file, "beside"))
         if options.list:
             for lane in lanes:
                 made = describe(root / lane.name) if read_record(root / lane.name) else "not made"

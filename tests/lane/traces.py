@@ -187,6 +187,14 @@ class ToyGrammar:
         return False
 
 
+def toy_grammar():
+    """One that upstream takes for its own kind: some lanes look at that before they use it."""
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+    StructuredOutputGrammar.register(ToyGrammar)
+    return ToyGrammar()
+
+
 class World:
     """A scheduler with the model, the workers and the clients that a trace gives it."""
 
@@ -236,7 +244,7 @@ class World:
             if at <= number:
                 for future in grammar:
                     if not future.done():
-                        future.set_result(ToyGrammar())
+                        future.set_result(toy_grammar())
         if step.pause is not None:
             scheduler.set_pause_state(PauseState[step.pause])
         if step.preempt_all and not self.in_flight and scheduler.running:

@@ -9,6 +9,7 @@ from balance_patcher.errors import PatchError
 from tools import lanes
 from tools.lanes import CouldNotMakeError, Lane, Maker
 
+TABLES = ("lanes", "test-lanes", "extra-lanes")
 DECLARED = {"release": "pypi:vllm==0.23.0", "main": "pypi:vllm==0.32.0"}
 METADATA = """\
 Metadata-Version: 2.4
@@ -91,14 +92,41 @@ def test_a_table_that_is_no_table_of_texts_is_usage(tmp_path, content):
 
 def test_every_lane_that_something_stands_beside_is_declared():
     file = lanes.REPO / "pyproject.toml"
-    declared = {*lanes.table(file, "lanes"), *lanes.table(file, "extra-lanes")}
+    declared = {name for kind in TABLES for name in lanes.table(file, kind)}
     assert lanes.table(file, "beside").keys() <= declared
 
 
-def test_extra_lanes_are_asked_for(tmp_path, capsys):
-    assert lanes.main(["--list", "--extra", "--root", str(tmp_path)]) == 0
+@pytest.mark.parametrize("kind", ["extra", "test"])
+def test_other_lanes_are_asked_for(tmp_path, capsys, kind):
+    assert lanes.main(["--list", f"--{kind}", "--root", str(tmp_path)]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == list(lanes.table(lanes.REPO / "pyproject.toml", "extra-lanes"))
+    assert names == list(lanes.table(lanes.REPO / "pyproject.toml", f"{kind}-lanes"))
+    assert names
+
+
+def test_a_lane_for_tests_is_known_only_where_it_is_asked_for(tmp_path, capsys):
+    (name,) = lanes.table(lanes.REPO / "pyproject.toml", "test-lanes")
+    assert lanes.main(["--list", "--test", name, "--root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}  pypi:vllm==")
+    assert lanes.main(["--list", name, "--root", str(tmp_path)]) == 2
+
+
+def test_two_kinds_of_lanes_at_once_are_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        lanes.main(["--list", "--test", "--extra"])
+    assert ended.value.code == 2
+
+
+def test_no_two_tables_share_a_name():
+    """Each has its environment in a folder of that name."""
+    file = lanes.REPO / "pyproject.toml"
+    names = [name for kind in TABLES for name in lanes.table(file, kind)]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_verified_is_the_declared_lanes_alone():
+    declared = [lane.name for lane in lanes.declared_lanes(lanes.REPO)]
+    assert declared == list(lanes.table(lanes.REPO / "pyproject.toml", "lanes")) == ["release", "main"]
 
 
 def test_an_unknown_lane_ends_with_usage(capsys):
