@@ -326,7 +326,10 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
 
 
 def _idle(feature: Feature) -> str | None:
-    """Why this vLLM leaves a feature nothing to do. Where that cannot be seen, installing it says why."""
+    """Why this vLLM leaves a feature nothing to do; nothing is read for one that has something to do everywhere."""
+    deltas = feature.deltas
+    if not all(d.unless_missing or any(v.status != "applied" for v in d.variants) for d in deltas):
+        return None
     with no_collection():
         return make_plan(Lane("installed", InstalledSource()), feature).idle
 
