@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .delta import APART, AddParameter
+from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature, RuntimeClass
 from .invariants import check_invariants
@@ -186,7 +186,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
         raise PatchError(*dict.fromkeys(failures))
     if plan.idle:
         raise refuse(
-            "BP124", f"feature {feature.name!r} has nothing to do here: {plan.idle}",
+            "BP126", f"feature {feature.name!r} has nothing to do here: {plan.idle}",
             next="leave it out; with this vLLM the engine is as with it",
         )  # fmt: skip
     built = Built(feature, plan, rewrites)
@@ -200,15 +200,18 @@ def _build(feature: Feature, lane: Lane) -> Built:
 def _prove_all(plan: Plan) -> tuple[dict[str, tuple[object, FunctionType]], list[Failure]]:
     """Each target as its class has it and the plain function that runs; or why that cannot be proven.
 
-    The loops that an invariant speaks of are proven too: what was read of them must be what runs. Nothing of
-    theirs is edited, so a wrapper through which they are reached does no harm (BP602 is a refusal for targets).
+    The loops that an invariant speaks of, and what a variant says of other functions, are proven too: what was read
+    of them must be what runs. Nothing of theirs is edited, so a wrapper through which they are reached does no harm
+    (BP602 is a refusal for targets).
     """
     targets = {p.delta.target: p.target for p in plan.placements if p.target is not None}
-    for invariant in plan.feature.invariants:
-        if isinstance(invariant, CalledOnce) and invariant.target not in targets:
-            found = find_target(plan.lane, invariant.target)
-            if isinstance(found, Target):
-                targets[invariant.target] = found
+    read = [invariant.target for invariant in plan.feature.invariants if isinstance(invariant, CalledOnce)]
+    applied = [p.variant for p in plan.placements if p.variant is not None and p.status == "applied"]
+    read += [given.target for variant in applied for given in variant.given if isinstance(given, There)]
+    for name in read:
+        found = find_target(plan.lane, name) if name not in targets else None
+        if isinstance(found, Target):
+            targets[name] = found
     edited = {placement.delta.target for placement in plan.placements}
     proven: dict[str, tuple[object, FunctionType]] = {}
     failures: list[Failure] = []

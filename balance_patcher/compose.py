@@ -61,7 +61,7 @@ def compose(features: Sequence[Feature]) -> Feature:
 
 def at_work(features: Sequence[Feature], lane: Lane) -> list[Feature]:
     """Those that have something to do on a lane, or fail on it; what upstream has absorbed takes no part there."""
-    return [feature for feature in features if make_plan(lane, feature).idle is None]
+    return [feature for feature in features if not feature.may_be_idle or make_plan(lane, feature).idle is None]
 
 
 def overlapping(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:

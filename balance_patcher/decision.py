@@ -327,8 +327,7 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
 
 def _idle(feature: Feature) -> str | None:
     """Why this vLLM leaves a feature nothing to do; nothing is read for one that has something to do everywhere."""
-    deltas = feature.deltas
-    if not all(d.unless_missing or any(v.status != "applied" for v in d.variants) for d in deltas):
+    if not feature.may_be_idle:
         return None
     with no_collection():
         return make_plan(Lane("installed", InstalledSource()), feature).idle

@@ -56,4 +56,4 @@ def part_only(delta: Delta, target: Target, found: Sequence[tuple[Variant, int, 
         rows += [("but", reason) for reason in reasons]
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
     next_step = f"compare with upstream and add a variant to {delta.declared}"
-    return failed(delta, target, "BP123", what, rows, found[0][1], next_step)
+    return failed(delta, target, "BP125", what, rows, found[0][1], next_step)

@@ -280,6 +280,11 @@ class Feature:
             raise bad(f"invariant {invariant.name!r}: {invariant.delta!r} does not bind ${invariant.hole}")
 
     @property
+    def may_be_idle(self) -> bool:
+        """Whether there is a known vLLM that needs nothing of it: each delta has a shape without edits."""
+        return all(any(variant.status != "applied" for variant in delta.variants) for delta in self.deltas)
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """The targets of its deltas, each once, in order."""
         return tuple(dict.fromkeys(delta.target for delta in self.deltas))

@@ -95,11 +95,15 @@ class Plan:
 
     @property
     def idle(self) -> str | None:
-        """Why there is nothing of the feature to do on this lane; ``None`` where there is, or it cannot be done."""
-        if self.all_failures or any(placement.status == "applied" for placement in self.placements):
+        """Why this lane needs nothing of the feature, as every delta has recognised; ``None`` where one has not.
+
+        A delta whose target is missing has recognised nothing: the feature cannot be had there.
+        """
+        variants = [placement.variant for placement in self.placements]
+        recognised = [variant for variant in variants if variant is not None and variant.status != "applied"]
+        if self.all_failures or len(recognised) < len(variants):
             return None
-        notes = [p.variant.note if p.variant else p.delta.unless_missing for p in self.placements]
-        return "; ".join(dict.fromkeys(filter(None, notes))) or "this vLLM has nothing to patch for it"
+        return "; ".join(dict.fromkeys(variant.note or f"{variant.name}: {variant.status}" for variant in recognised))
 
     @property
     def steps(self) -> dict[str, list[Step]]:

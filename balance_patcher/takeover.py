@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from .compose import compose
+from .compose import at_work, compose
 from .coverage import Coverage, read_module
 from .errors import PatchError, refuse
 from .feature import Feature
@@ -237,7 +237,7 @@ def fill(module: ModuleType, feature: Feature, stand_in: StandIn, also: Sequence
     Raises:
         PatchError: With every reason; then nothing was changed.
     """
-    chosen = compose(features_to_bind(feature, also))
+    chosen = compose(at_work(features_to_bind(feature, also), Lane("installed", InstalledSource())))
     if feature.runtime is None:
         raise refuse("BP002", f"{feature.name} stands in and has no class", next="give it a runtime class")
     base = feature.runtime.base

@@ -321,15 +321,15 @@ EXAMPLES = (
 
 REFUSES = (
     # One half of upstream's change without the other.
-    Refusal("defer_preemption.disabled-path", _GUARDED, "BP123"),
-    Refusal("defer_preemption.retry", _GUARDED, "BP123"),
-    Refusal("defer_preemption.retry", _BEFORE.replace(_DECLARATION, f"{_PREDICATE}\n{_DECLARATION}"), "BP123"),
+    Refusal("defer_preemption.disabled-path", _GUARDED, "BP125"),
+    Refusal("defer_preemption.retry", _GUARDED, "BP125"),
+    Refusal("defer_preemption.retry", _BEFORE.replace(_DECLARATION, f"{_PREDICATE}\n{_DECLARATION}"), "BP125"),
     Refusal("defer_preemption.retry", _LOOKS_FIRST.replace(_ASKED, ""), "BP101"),
     # The question is another one.
-    Refusal("defer_preemption.retry", _LOOKS_FIRST.replace("return not self", "return self"), "BP123"),
+    Refusal("defer_preemption.retry", _LOOKS_FIRST.replace("return not self", "return self"), "BP125"),
     # Fences by another rule, or for others than the preempted ones.
-    Refusal("defer_preemption.retry", _BEFORE.replace("seq <= self", "seq < self"), "BP123"),
-    Refusal("defer_preemption.retry", _BEFORE.replace("self._free_request_blocks(", "self._free("), "BP123"),
+    Refusal("defer_preemption.retry", _BEFORE.replace("seq <= self", "seq < self"), "BP125"),
+    Refusal("defer_preemption.retry", _BEFORE.replace("self._free_request_blocks(", "self._free("), "BP125"),
     # Another loop.
     Refusal("defer_preemption.retry", _BEFORE.replace("while True", "for _ in self.tries"), "BP117"),
     Refusal("defer_preemption.retry", _BEFORE.replace("self.running.pop()", "self.running.pop(0)"), "BP117"),

@@ -164,6 +164,12 @@ class TestIdle:
         assert make_plan(lane, lost).idle is None
         assert at_work([lost], lane) == [lost]
 
+    def test_one_whose_function_is_missing_is_not_idle_but_cannot_be_had(self, lane: Lane) -> None:
+        gone = replace(delta("gone.x", early("one"), target="pkg.engine:Engine.stop"), unless_missing="until now")
+        plan = make_plan(lane, Feature("gone", "gone", (gone,)))
+        assert [placement.status for placement in plan.placements] == ["not-applicable"]
+        assert plan.idle is None
+
     def test_one_with_a_single_edit_is_not_idle(self, lane: Lane) -> None:
         half = replace(self.idle("absorbed"), deltas=(*self.idle("absorbed").deltas, delta("idle.y", early("one"))))
         assert make_plan(lane, half).idle is None

@@ -10,6 +10,7 @@ import pytest
 
 from balance_patcher.build import compile_plan
 from balance_patcher.errors import PatchError
+from balance_patcher.invariants import check_invariants
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import find_feature
 from balance_patcher.source import DirSource, Lane
@@ -155,14 +156,14 @@ def guard_for(text: str) -> str:
 
 
 MUTANTS = {
-    "the predicate without the guard, on 0.29": ("0.29.0", predicate_for, "BP123"),
-    "the guard without the predicate, on 0.29": ("0.29.0", guard_for, "BP123"),
+    "the predicate without the guard, on 0.29": ("0.29.0", predicate_for, "BP125"),
+    "the guard without the predicate, on 0.29": ("0.29.0", guard_for, "BP125"),
     "the predicate without the guard, on 0.30": ("0.30.0", lambda t: change(t, ASK, ""), "BP101"),
     "the guard without the predicate, on 0.30": (
-        "0.30.0", lambda t: change(t, NAMED, "def _can_be_freed(self, request"), "BP123",
+        "0.30.0", lambda t: change(t, NAMED, "def _can_be_freed(self, request"), "BP125",
     ),
     "a predicate that asks something else, on 0.30": (
-        "0.30.0", lambda t: change(t, "return not self.defer_block_free", "return self.defer_block_free"), "BP123",
+        "0.30.0", lambda t: change(t, "return not self.defer_block_free", "return self.defer_block_free"), "BP125",
     ),
     "a guard that asks of somebody else, on 0.30": (
         "0.30.0",
@@ -179,17 +180,17 @@ MUTANTS = {
     "another rule for fences, on 0.29": (
         "0.29.0",
         lambda t: change(t, "request.last_sched_seq <= self.processed", "request.last_sched_seq < self.processed"),
-        "BP123",
+        "BP125",
     ),
     "preempted requests are not fenced, on 0.29": (
         "0.29.0",
         lambda t: t[: (at := t.index("def _preempt_request"))]
         + t[at:].replace("self._free_request_blocks(request)", "self.kv_cache_manager.free(request)", 1),
-        "BP123",
+        "BP125",
     ),
     "fences that nobody knows, on 0.23": (
         "0.23.0", lambda t: change(t, "        self.connector = None\n", "        self.defer_block_free = True\n"),
-        "BP123",
+        "BP125",
     ),
     "the loop has another head, on 0.29": ("0.29.0", lambda t: change(t, "while True:", "while attempts:"), "BP117"),
     "the choice is another one, on 0.29": (
@@ -243,3 +244,33 @@ def test_what_stands_alone_is_named_with_its_line(release_copy: Releases) -> Non
     said = [value for label, value in failure.fields if label == "but"]
     assert f"Scheduler._request_blocks_can_be_freed is there: scheduler.py:{line}" in said
     assert any(value.startswith("Scheduler.defer_block_free is there: ") for value in said)
+
+
+# -- what must hold besides -------------------------------------------------------------------
+
+BROKEN = {
+    "choosing a victim does something": (
+        lambda t: change(t, "(r.priority, r.arrival_time)", "(r.priority, self.has_finished_requests())"), "BP206",
+    ),
+    "without blocks it is scheduled all the same": (
+        lambda t: t.replace("if new_blocks is None:", "if not self.running:", 1),
+        "BP204",
+    ),
+    "the scheduler does not keep its configuration": (
+        lambda t: change(t, "        self.vllm_config = vllm_config\n", "        self.config = vllm_config\n"), "BP207",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_it_rests_on_is_looked_at(name: str, release_copy: Releases) -> None:
+    mutate, code = BROKEN[name]
+    folder = release_copy("0.29.0")
+    plan = make_plan(lane_of(folder), find_feature("defer_preemption"))
+    assert [finding.status for finding in check_invariants(plan, compile_plan(plan)[0])] == ["holds"] * 3
+    text = mutate((folder / FILE).read_text("utf-8"))
+    ast.parse(text)
+    (folder / FILE).write_text(text, "utf-8")
+    plan = make_plan(lane_of(folder), find_feature("defer_preemption"))
+    found = [failure.code for finding in check_invariants(plan, compile_plan(plan)[0]) for failure in finding.failures]
+    assert found == [code]

@@ -59,7 +59,7 @@ def test_an_anchor_with_all_that_goes_with_it_is_placed(text_lane: Lanes) -> Non
 def test_half_of_it_is_refused_with_what_is_missing(text_lane: Lanes, text: str, said: str) -> None:
     placement = placed(text_lane, text, edit(TURNS, UNASKED))
     (failure,) = placement.failures
-    assert (placement.status, failure.code) == ("failed", "BP123")
+    assert (placement.status, failure.code) == ("failed", "BP125")
     assert dict(failure.fields)["anchor"] == "'edit': `self.turn()`   pump.py:4"
     assert [value for label, value in failure.fields if label == "but"] == [said]
     assert "declared" in dict(failure.fields)
@@ -87,7 +87,7 @@ def test_a_variant_without_an_anchor_is_decided_by_it_alone(text_lane: Lanes) ->
     absorbed = Variant("asks", status="absorbed", given=(There(f"{PUMP}.full", "return $_"),))
     assert placed(text_lane, TEXT + ASK, absorbed).status == "absorbed"
     (failure,) = placed(text_lane, TEXT, absorbed).failures
-    assert failure.code == "BP123"
+    assert failure.code == "BP125"
     assert dict(failure.fields)["anchor"] == "'asks': the function itself   pump.py:3"
 
 

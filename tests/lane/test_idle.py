@@ -66,5 +66,5 @@ def test_by_hand_it_is_refused_with_the_reason():
     with pytest.raises(PatchError) as caught:
         build(RETRY)
     (failure,) = caught.value.failures
-    assert failure.code == "BP124"
+    assert failure.code == "BP126"
     assert why() in failure.what

@@ -1,5 +1,6 @@
 """Case 4 (vllm-ascend #16315, vllm #49674): three run, all of them fenced, no block is free, and each needs one."""
 
+import functools
 import itertools
 import logging
 from dataclasses import replace
@@ -11,6 +12,8 @@ import pytest
 from fenced import FEATURES, OUTPUT, SHAPE, Node, changes, memory, scheduler
 
 from balance_patcher import decision, installation
+from balance_patcher.build import build
+from balance_patcher.errors import PatchError
 from balance_patcher.registry import find_feature
 
 RETRY = "defer_preemption"
@@ -174,6 +177,34 @@ def test_without_fences_it_is_upstream_to_the_last_field():
         assert set(made.step().preempted_req_ids) == {"r2"}
     names = sorted(set(harness.state_names(nodes[1].scheduler)) - fenced.FLAGS)
     assert harness.state(nodes[0].scheduler, names) == harness.state(nodes[1].scheduler, names)
+
+
+class TestProven:
+    """What was read of upstream's fences must be what runs."""
+
+    @pytest.mark.parametrize("name", ["_free_request_blocks", "_preempt_request"])
+    def test_fences_that_somebody_has_replaced_are_refused_by_name(self, name, monkeypatch):
+        def frees_at_once(self, request, *args, **kwargs):
+            self.kv_cache_manager.free(request)
+
+        monkeypatch.setattr(harness.upstream_scheduler(), name, frees_at_once)
+        with pytest.raises(PatchError) as caught:
+            build(RETRY)
+        (failure,) = caught.value.failures
+        assert failure.code == "BP603"
+        assert "frees_at_once" in str(failure)
+        assert "test_defer_preemption.py" in str(failure)
+
+    def test_one_who_looks_on_does_no_harm(self, monkeypatch):
+        upstream_class = harness.upstream_scheduler()
+        inner = upstream_class._free_request_blocks
+
+        @functools.wraps(inner)
+        def looks_on(self, request):
+            return inner(self, request)
+
+        monkeypatch.setattr(upstream_class, "_free_request_blocks", looks_on)
+        assert build(RETRY).classes
 
 
 # -- in an engine -----------------------------------------------------------------------------
