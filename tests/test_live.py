@@ -33,7 +33,7 @@ from balance_patcher.source import DirSource, Lane
 from tests.conftest import ROOT
 
 BALANCE = find_feature("balance")
-SCHEDULE, HOOK = BALANCE.targets[:2]
+SCHEDULE, HOOK = (target for target in BALANCE.targets if target.endswith((".schedule", "_unfinished_reqs")))
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 OURS = "balance_patcher.deltas.balance:balance_scheduler.<locals>.BalanceScheduler"
 

@@ -22,7 +22,16 @@ if str(HERE) not in sys.path:
 
 # Found on the path that is set here.
 import cluster  # noqa: E402
-from processes import ROOT, end, ended, members, plugin_site, recorded, surroundings  # noqa: E402
+from processes import (  # noqa: E402
+    ROOT,
+    end,
+    ended,
+    members,
+    plugin_site,
+    recorded,
+    surroundings,
+    with_another_scheduler,
+)
 
 RUNS: dict[str, Run] = {}
 #: The launches that `make test` has time for take two minutes; this lane is the one that starts faster.
@@ -91,21 +100,8 @@ class Run:
         return after.partition("\n-- ")[0].splitlines()
 
 
-def with_another_stop(folder: Path) -> Path:
-    """A copy of the lane's vLLM whose admission stop asks a method for its cap: the gate finds no anchor there.
-
-    Only the scheduler's file is written; everything else is a link to the lane's own.
-    """
-    installed = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
-    place = installed
-    copied = folder / "vllm"
-    for name in ("v1", "core", "sched", "scheduler.py"):
-        copied.mkdir(parents=True)
-        for entry in place.iterdir():
-            if entry.name not in (name, "__pycache__"):
-                (copied / entry.name).symlink_to(entry)
-        place, copied = place / name, copied / name
-    text = place.read_text(encoding="utf-8")
+def another_stop_in(text: str) -> str:
+    """A scheduler whose admission stop asks a method for its cap: the gate finds no anchor there."""
     cls = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "Scheduler")
     schedule = next(node for node in cls.body if getattr(node, "name", "") == "schedule")
     (cap,) = [
@@ -119,8 +115,7 @@ def with_another_stop(folder: Path) -> Path:
     lines[cap.lineno - 1] = f"{line[: cap.col_offset]}self.admission_cap(){line[cap.end_col_offset :]}"
     method = f"    def admission_cap(self):\n        return {ast.unparse(cap)}\n\n"
     lines.insert(min([schedule.lineno, *(d.lineno for d in schedule.decorator_list)]) - 1, method)
-    copied.write_text("".join(lines), encoding="utf-8")
-    return folder
+    return "".join(lines)
 
 
 def drive(
@@ -209,7 +204,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def another_stop(tmp_path_factory):
-    return with_another_stop(tmp_path_factory.mktemp("vllm"))
+    return with_another_scheduler(tmp_path_factory.mktemp("vllm"), another_stop_in)
 
 
 @pytest.fixture(scope="session")

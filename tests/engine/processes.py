@@ -7,12 +7,13 @@ folder on the path.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,6 +34,22 @@ def plugin_site(folder: Path) -> Path:
     ]
     (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
     return info.parent
+
+
+def with_another_scheduler(folder: Path, change: Callable[[str], str]) -> Path:
+    """A folder for the path, with a copy of this Python's vLLM whose scheduler has another text.
+
+    Only the scheduler's file is written; everything else is a link to the installed one.
+    """
+    place, copied = Path(importlib.util.find_spec("vllm").submodule_search_locations[0]), folder / "vllm"
+    for name in ("v1", "core", "sched", "scheduler.py"):
+        copied.mkdir(parents=True)
+        for entry in place.iterdir():
+            if entry.name not in (name, "__pycache__"):
+                (copied / entry.name).symlink_to(entry)
+        place, copied = place / name, copied / name
+    copied.write_text(change(place.read_text(encoding="utf-8")), encoding="utf-8")
+    return folder
 
 
 def surroundings(places: Iterable[Path]) -> dict[str, str]:

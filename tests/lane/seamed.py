@@ -1,4 +1,4 @@
-"""This lane's vLLM with upstream's seam in its scheduler: beside the lane's own in one process, or on the path."""
+"""This lane's scheduler with upstream's seam in it, beside the lane's own in one process."""
 
 import functools
 import importlib
@@ -76,22 +76,6 @@ def _loaded(name: str, file: Path):
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def on_the_path(folder: Path) -> Path:
-    """A folder for ``PYTHONPATH`` that has this lane's ``vllm``, link by link, with the seam in its scheduler."""
-    theirs = Path(next(iter(importlib.util.find_spec("vllm").submodule_search_locations)))
-    *above, name = Path(PATH).relative_to("vllm").parts
-    ours = folder / "vllm"
-    for part in (*above, None):
-        ours.mkdir(parents=True)
-        for entry in theirs.iterdir():
-            if entry.name not in (part, name if part is None else part, "__pycache__"):
-                (ours / entry.name).symlink_to(entry)
-        if part is not None:
-            ours, theirs = ours / part, theirs / part
-    (ours / name).write_text(text(), encoding="utf-8")
-    return folder
 
 
 def environment(folder: Path) -> dict[str, str]:

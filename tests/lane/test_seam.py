@@ -14,6 +14,8 @@ import seamed
 import traces
 from harness import Shape
 
+from tests.engine.processes import with_another_scheduler
+
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "_should_stop_admitting_waiting"
 
@@ -203,7 +205,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return seamed.on_the_path(tmp_path_factory.mktemp("with-the-seam"))
+    return with_another_scheduler(tmp_path_factory.mktemp("with-the-seam"), lambda _: seamed.text())
 
 
 def run(folder, *arguments):
