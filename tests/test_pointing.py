@@ -227,6 +227,10 @@ CHANGED = {
         "x = f(self.one, 2)\nwhile self.a.b(2):\n    z = 1\n    x = f(self.one, 3)  # here\n    y = 1",
     ),
     "before it was": ("a()\nb()\nself.take(one)  # here", "self.take(one)  # here\na()\nb()"),
+    "equal, before one that is like it and in its place": (
+        "p()\nself.take(one, two)  # here\nq()\nr()",
+        "self.take(one, two)  # here\np()\nself.take(one, three)\nq()\nr()",
+    ),
     "out of its loop": ("while a:\n    b()\n    self.take(one)  # here", "while a:\n    b()\nself.take(one)  # here"),
     "with its parent, which stands elsewhere": (
         "if a.b:\n    stop()\nc()\nd()\nif b.c:\n    stop()  # here",

@@ -106,6 +106,15 @@ ONE = {
     "no level, no neighbour where the statement does it": ("if a:\n    x = f()  # here\n    y = 2", "x = $_"),
     "a neighbour where nothing around it does": ("x = 1  # here\ny = 2\nx = 1\nz = 3", "x = 1 y = 2"),
     "a whole statement is no part of another": ("if a:\n    self.f(x)  # here\ny = self.f(x)", "if a > self.f(x)"),
+    "a call in itself": ("self.f(self.f(x))  # here", "self.f(self.f(x))"),
+    "of two levels that do, the smaller anchor": (
+        "while f(a, b):\n    if d:\n        x = 1  # here\nx = 1",
+        "if d > x = 1",
+    ),
+    "of two levels that do, the smaller anchor, though it is farther": (
+        "while d:\n    if f(a) == g(b):\n        x = 1  # here\nif f(a) == g(c):\n    x = 1\nif h == g(b):\n    x = 1",
+        "while d … > x = 1",
+    ),
     "a comparison keeps its operator": ("assert a() == b  # here\nassert a() >= b", "assert $_ == b"),
     "a text is one node": ("x = 'a' 'b'  # here\nx = 'a'", "x = 'ab'"),
     "an empty list is no larger than a hole": ("x: int = []  # here\ny = 1", "x: int = []"),
@@ -197,10 +206,22 @@ def test_an_operator_that_no_lane_has_is_not_allowed() -> None:
     assert len(find_anchor(function("if n == self.cap:\n    stop()"), proposal.anchor)[0]) == 1
 
 
-@pytest.mark.parametrize("other", ["if a:  # here\n    pass", "b(1)  # here", "y = g()  # here"])
-def test_lanes_with_nothing_in_common_are_refused(other: str) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = f(a)", "if a: pass"),
+        ("x = f(a)", "b(1)"),
+        ("x = f(a)", "y = g()"),
+        ("x = f(a)", "x = z = f(a)"),
+        ("assert a < b", "assert a < b < c"),
+        ("return a", "return"),
+        ("def f(a): pass", "def f(b): pass"),
+        ("import a", "import b"),
+    ],
+)
+def test_lanes_with_nothing_in_common_are_refused(one: str, other: str) -> None:
     with pytest.raises(PatchError, match="BP804") as caught:
-        proposed("x = f(a)  # here", other)
+        proposed(f"{one}  # here", f"{other}  # here")
     assert "m.py:2" in str(caught.value)
 
 
