@@ -15,7 +15,7 @@ import pytest
 
 from balance_patcher.build import compile_plan
 from balance_patcher.check import check_lane
-from balance_patcher.compose import compose
+from balance_patcher.compose import at_work, compose
 from balance_patcher.deltas.balance_seam import NAME, SEAM
 from balance_patcher.errors import Outcome
 from balance_patcher.plan import make_plan
@@ -215,8 +215,8 @@ def test_cap_and_operator_follow_the_method(seamed: Copy) -> None:
 
 @on_two
 def test_all_features_share_the_function_beside_the_seam(version: str, seamed: Copy) -> None:
-    plan = make_plan(lane_of(seamed(version)), compose([f for f in features() if f.runtime is not None]))
-    _, compiled = compile_plan(plan)
+    lane = lane_of(seamed(version))
+    _, compiled = compile_plan(make_plan(lane, compose(at_work([f for f in features() if f.runtime is not None], lane))))
     assert SEAM in [item.target for item in compiled]
 
 
