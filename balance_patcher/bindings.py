@@ -136,6 +136,13 @@ def overwritten(installation: Installation) -> Iterator[Failure]:
     for subclass, _, after in installation.rebased:
         if subclass.__bases__ != after:
             yield _changed(installation, f"the bases of {named(subclass)}", subclass.__bases__[0])
+    for target, before in installation.built.originals.items():
+        base, _, name = target.rpartition(".")
+        upstream_class = installation.upstream.get(base)
+        now = vars(upstream_class).get(name) if upstream_class is not None else before
+        if now is not before:
+            # Ours was made of what stood there, and stands in front of it: what was put there since is never called.
+            yield _changed(installation, target, now)
     for base, upstream in installation.upstream.items():
         above = installation.ours(base)
         loaded: list[type] = upstream.__subclasses__()

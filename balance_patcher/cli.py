@@ -33,7 +33,9 @@ from .inspection import status as inspect_status
 from .lanes import declared_lanes, lane_named
 from .live import check_live
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .registry import broken, features, find_feature
+from .registry import all_broken as broken
+from .registry import all_features as features
+from .registry import find_feature
 from .render import prefer_astor
 from .renderings import RENDERINGS
 from .report import LaneReport, Report

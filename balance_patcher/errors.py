@@ -62,6 +62,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP120": ("call shape does not bind", _B),
     "BP121": ("absorbed upstream", _B),
     "BP122": ("no early return of its own", _B),
+    "BP123": ("orders contradict each other", _B),
     # invariants
     "BP201": ("hook not called on every path", _B),
     "BP202": ("hook called more than once on a path", _B),
@@ -116,6 +117,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP609": ("what runs is not what is declared", _B),
     "BP610": ("bound with another project's module", _B),
     "BP611": ("engine core did not ask", _B),
+    "BP612": ("foreign function cannot be composed with", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),
@@ -124,6 +126,8 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP705": ("rank is silent", _B),
     "BP706": ("another rank cannot", _B),
     "BP707": ("new ranks cannot be asked", _B),
+    "BP708": ("a needed feature is missing", _B),
+    "BP709": ("two features exclude each other", _B),
 }
 
 
