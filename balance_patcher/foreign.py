@@ -25,6 +25,7 @@ from .proof import compile_text, in_module, place_of, reached, same_code
 from .source import Lane, ModuleText, module_text
 from .targets import Target
 
+
 @dataclass(frozen=True)
 class Moved:
     """A feature whose deltas stand on somebody else's functions, where it was declared for upstream's.

@@ -38,9 +38,8 @@ def put_example(site: Path) -> Path:
 
     project = tomllib.loads((PACKAGES / "step-tally" / "pyproject.toml").read_text())
     files = {f"{name}.py": "" for name in project["tool"]["setuptools"]["py-modules"]}
-    info = put(
-        site, project["project"]["name"], project["project"]["entry-points"][GROUP], files, project["project"]["version"]
-    )
+    told = project["project"]
+    info = put(site, told["name"], told["entry-points"][GROUP], files, told["version"])
     for name in files:
         shutil.copy(PACKAGES / "step-tally" / name, site / name)
     return info

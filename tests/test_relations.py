@@ -79,9 +79,7 @@ class TestDeclared:
 
 class TestOrder:
     def test_a_feature_may_come_after_another_as_a_whole(self, lane: Lane) -> None:
-        texts = {
-            text_of(lane, *order) for order in itertools.permutations([feature("a", after=("b",)), feature("b")])
-        }
+        texts = {text_of(lane, *order) for order in itertools.permutations([feature("a", after=("b",)), feature("b")])}
         (text,) = texts
         assert text.index("self.done = 'b'") < text.index("self.done = 'a'")
 
@@ -212,7 +210,7 @@ class TestByName:
 
     @pytest.mark.parametrize(
         "extra",
-        [True, ["a"], {"feature": ["a"]}, {"features": "a"}, {"features": {"a": True}}, {"features": [1]}, {"features": [""]}],
+        [True, ["a"], {"feature": ["a"]}, *({"features": names} for names in ("a", {"a": True}, [1], [""]))],
         ids=str,
     )
     def test_what_is_no_list_of_names_is_refused(self, extra: object) -> None:

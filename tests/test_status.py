@@ -149,8 +149,8 @@ KEYS = {
     "takeovers[]": "feature owner module file ours why",
     "failures[]": FAILURE,
     "failures[].fields": "a",
-    FEATURE: "name summary distribution declared digest armed decisions installed running ranks active why deltas targets "
-    "bindings rebased stale launches needs conflicts after remove_when failures",
+    FEATURE: "name summary distribution declared digest armed decisions installed running ranks active why deltas "
+    "targets bindings rebased stale launches needs conflicts after remove_when failures",
     f"{FEATURE}.needs[]": "feature why",
     f"{FEATURE}.conflicts[]": "feature why",
     f"{FEATURE}.ranks[]": "rank host pid",
