@@ -136,19 +136,21 @@ def overwritten(installation: Installation) -> Iterator[Failure]:
     for subclass, _, after in installation.rebased:
         if subclass.__bases__ != after:
             yield _changed(installation, f"the bases of {named(subclass)}", subclass.__bases__[0])
-    for target, before in installation.built.originals.items():
-        base, _, name = target.rpartition(".")
-        upstream_class = installation.upstream.get(base)
-        now = vars(upstream_class).get(name) if upstream_class is not None else before
-        if now is not before:
-            # Ours was made of what stood there, and stands in front of it: what was put there since is never called.
-            yield _changed(installation, target, now)
     for base, upstream in installation.upstream.items():
         above = installation.ours(base)
         loaded: list[type] = upstream.__subclasses__()
         for subclass in loaded:
             if subclass not in above:
                 yield _changed(installation, f"{base}: subclass {named(subclass)}", upstream)
+
+
+def bypassed(installation: Installation) -> Iterator[Failure]:
+    """What somebody has put on upstream's own class since: ours stands in front and never calls it (BP606)."""
+    for target, before in installation.built.originals.items():
+        base, _, name = target.rpartition(".")
+        upstream = installation.upstream.get(base)
+        if upstream is not None and vars(upstream).get(name) is not before:
+            yield _changed(installation, target, vars(upstream).get(name))
 
 
 def wrapped(installation: Installation) -> Iterator[Failure]:

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from . import ranks, reminder
-from .bindings import Installation, overwritten, runs
+from .bindings import Installation, bypassed, overwritten, runs
 from .build import no_collection
 from .byname import asked_by_name
 from .compose import overlapping
@@ -205,7 +205,7 @@ def confirm(engine: Any, vllm_config: Any) -> None:
         if not on:
             _refuse_another(feature, vllm_config, facts)
             continue
-        changed = tuple(overwritten(installation)) if installation is not None else ()
+        changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
         if changed:
             raise PatchError(*changed)
         if installation is None or facts is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from . import __version__, launch, plugin, ranks
+from .bindings import bypassed
 from .decision import decisions
 from .digests import declaration_digest, tree_digest
 from .environment import EntryPoint, Vllm, entry_points, installed_vllm, switches, would_arm
@@ -112,7 +113,7 @@ def _feature(feature: Feature, lane: Lane | None, armed: Armed) -> FeatureState:
     whole = installed(feature.name) is not None
     placements = _placements(feature, here, lane, failures)
     made = tuple(_decisions(feature.name))
-    broken_here = list(overwritten(here)) if here is not None else []
+    broken_here = [*overwritten(here), *bypassed(here)] if here is not None else []
     failures += broken_here
     active = whole and not broken_here and any(decision.active for decision in made)
     targets = [p.target for p in placements.values() if p.target is not None]
