@@ -24,7 +24,7 @@ from .inspection import status
 from .installation import bound, uninstall
 from .origins import attribute_at, origin_of
 from .proof import reached
-from .registry import features
+from .registry import all_features
 from .states import plain
 from .takeover import take_overs
 
@@ -63,13 +63,13 @@ def observed(engine: Any, vllm_config: Any) -> dict[str, Any]:
         "scheduler": [_name(cls) for cls in scheduler.__mro__],
         "targets": {
             target: runs(target, (scheduler, type(engine)))
-            for feature in features()
+            for feature in all_features()
             for target in feature.targets
         },
-        "parts": {feature.name: _parts(feature.name) for feature in features()},
+        "parts": {feature.name: _parts(feature.name) for feature in all_features()},
         "status": status().as_dict(),
     }  # fmt: skip
-    return {**found, "taken_out": {feature.name: taken_out(feature.name) for feature in features()}}
+    return {**found, "taken_out": {feature.name: taken_out(feature.name) for feature in all_features()}}
 
 
 def runs(target: str, classes: tuple[type, ...]) -> dict[str, Any]:
