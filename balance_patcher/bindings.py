@@ -115,6 +115,26 @@ def runs(now: object, ours: object) -> bool:
     return isinstance(function, FunctionType) and reached
 
 
+def holders(cls: type, name: str, module: str) -> Iterator[type]:
+    """The classes whose method of that name an object runs: the first that has one, and whom that calls by ``super()``.
+
+    A call of the base's is taken for one only in upstream's own module, where the method was read with the target.
+
+    Args:
+        cls: The object's class.
+        name: The method's name.
+        module: The module of the target.
+    """
+    for base in (base for base in cls.__mro__ if name in vars(base)):
+        yield base
+        method = _plain(vars(base)[name])
+        names = {"super", name}
+        if not isinstance(method, FunctionType) or not names.issubset(method.__code__.co_names):
+            return
+        if method.__globals__.get("__name__") != module or base.__module__ != module:
+            return
+
+
 def _plain(value: object) -> object:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from . import ranks, reminder
-from .bindings import Installation, bypassed, overwritten, runs
+from .bindings import Installation, bypassed, holders, overwritten, runs
 from .build import no_collection
 from .byname import asked_by_name
 from .compose import overlapping
@@ -419,12 +419,13 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
     for binding in installation.bindings:
         owner = binding.owner
         if isinstance(owner, type) and owner in type(engine).__mro__:
-            holder = next(cls for cls in type(engine).__mro__ if binding.name in vars(cls))
-            if not runs(vars(holder)[binding.name], binding.after):
+            found = list(holders(type(engine), binding.name, owner.__module__))
+            if not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
                 raise refuse(
                     "BP702",
-                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(holder)}, not ours",
-                    next="let that class call its base's method, or switch the feature off",
+                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(found[0])}, not ours",
+                    ("runs", str(origin_of(vars(found[0])[binding.name]))),
+                    next="let that class inherit the method, or switch the feature off",
                 )
     for base, ours in installation.built.classes.items():
         chosen = _scheduler_class(vllm_config)
@@ -432,12 +433,12 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
             owner, _, name = target.rpartition(".")
             if owner != base:
                 continue
-            found = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
-            if ours not in chosen.__mro__ or found is not ours:
+            holder = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
+            if ours not in chosen.__mro__ or holder is not ours:
                 raise refuse(
                     "BP702",
-                    f"{_class_name(chosen)} runs {name} of {_class_name(found)}, not of {ours.__name__}",
-                    ("runs", str(origin_of(vars(found)[name])) if found is not None else "nothing"),
+                    f"{_class_name(chosen)} runs {name} of {_class_name(holder)}, not of {ours.__name__}",
+                    ("runs", str(origin_of(vars(holder)[name])) if holder is not None else "nothing"),
                     next="choose a scheduler class that inherits the method, or switch the feature off",
                 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from .bindings import holders
 from .errors import PatchError
 from .inspection import status
 from .installation import bound, uninstall
@@ -81,9 +82,9 @@ def runs(target: str, classes: tuple[type, ...]) -> dict[str, Any]:
     owner, _, name = target.rpartition(".")
     for cls in classes:
         if owner in [_name(base) for base in cls.__mro__]:
-            holder = next((base for base in cls.__mro__ if name in vars(base)), None)
-            live = vars(holder)[name] if holder is not None else None
-            return {"holder": _name(holder) if holder is not None else None, "reached": list(_reached(live))}
+            found = list(holders(cls, name, owner.partition(":")[0]))
+            reachable = [step for holder in found for step in _reached(vars(holder)[name])]
+            return {"holder": _name(found[0]) if found else None, "reached": reachable}
     there, live = attribute_at(target)
     return {"holder": owner if there else None, "reached": list(_reached(live))}
 

@@ -135,6 +135,7 @@ BROKEN = {
     "no Python": ({"toy": "toys"}, {"toys.py": "x = (\n"}, "SyntaxError"),
     "one that ends the process": ({"toy": "toys"}, {"toys.py": "raise SystemExit(3)"}, "SystemExit: 3"),
     "no feature": ({"toy": "toys"}, {"toys.py": "x = 1"}, "toys is no feature and has no FEATURE"),
+    "something else": ({"toy": "toys"}, {"toys.py": "FEATURE = 'toy'"}, "toys is no feature and has no FEATURE"),
     "another name": ({"toy": "toys"}, {"toys.py": toy("pump")}, "it is called 'pump' there"),
     "a bad declaration": ({"toy": "toys"}, {"toys.py": toy("toy").replace('"when"', '" "')}, "`remove_when`"),
     "a name of ours": ({"balance": "toys"}, {"toys.py": toy("balance")}, "balance_patcher has one of that name"),

@@ -54,7 +54,9 @@ def step(self, x: Wish = 1):
     """Theirs."""
     self.log.append("theirs")  # a comment of theirs
     budget = self.cap
-    return budget * FACTOR
+    def scaled(value: Wish):  # as its `__future__` import has it, nobody looks for that name
+        return value * FACTOR
+    return scaled(budget)
 
 class Patches:
     def step(self, x=1):
@@ -321,7 +323,7 @@ class TestNotComposable:
 
     def test_their_text_has_to_be_what_runs(self, world: World, ask: Callable[..., None]) -> None:
         world.upstream.Engine.step = world.theirs.step
-        world.file.write_text(world.file.read_text().replace("budget * FACTOR", "budget + FACTOR"))
+        world.file.write_text(world.file.read_text().replace("value * FACTOR", "value + FACTOR"))
         ask("step")
         with pytest.raises(PatchError, match="BP601"):
             build(world.feature(), world.lane)

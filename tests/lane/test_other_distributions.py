@@ -179,6 +179,27 @@ class TestAskedFor:
         assert active(decide(ON)) == {"balance", TALLY}
         assert installed("balance") is installed(TALLY)
 
+    def test_an_engine_class_of_upstreams_that_calls_its_bases_runs_ours(self, site, ask):
+        owner = harness.dp_engine_core()
+        assert "add_request" in vars(owner)
+        site(example=True)
+        ask(TALLY)
+        config = harness.vllm_config(SHAPE)
+        (made,) = [d for d in decision.decide(owner.__new__(owner), config) if d.feature == TALLY]
+        assert made.active
+
+    @pytest.mark.parametrize("calls", [True, False])
+    def test_one_of_somebody_else_is_refused_by_file_and_line(self, calls, site, ask):
+        class Theirs(harness.dp_engine_core()):
+            def add_request(self, *args):
+                return super().add_request(*args) if calls else None
+
+        site(example=True)
+        ask(TALLY)
+        with pytest.raises(PatchError, match=r"BP702.*Theirs runs add_request of .*Theirs, not ours") as caught:
+            decision.decide(Theirs.__new__(Theirs), harness.vllm_config(SHAPE))
+        assert f"({__file__}:{Theirs.add_request.__code__.co_firstlineno})" in str(caught.value)
+
     def test_its_own_rule_does_not_ask_for_it(self, site, monkeypatch):
         site(example=True)
         from dataclasses import replace
