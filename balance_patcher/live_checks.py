@@ -144,7 +144,7 @@ def _left_alone(lines: _Lines, feature: Feature, reached: Sequence[dict[str, Any
     if made:
         lines.broken(name, Failure("BP609", made[0], "find out who asks for it"))
     else:
-        lines.holds(name, f"{_ranks([report['rank'] for report in reached])}, {feature.distribution}")
+        lines.holds(name, f"{_ranks([report['rank'] for report in reached])} {feature.distribution}")
     return not made
 
 

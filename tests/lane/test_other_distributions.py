@@ -200,6 +200,15 @@ class TestAskedFor:
             decision.decide(Theirs.__new__(Theirs), harness.vllm_config(SHAPE))
         assert f"({__file__}:{Theirs.add_request.__code__.co_firstlineno})" in str(caught.value)
 
+    def test_ours_may_be_asked_for_by_name_too(self, ask):
+        ask("balance")
+        config = harness.vllm_config(SHAPE)
+        (made, *_) = decision.decide(harness.Loop(), config)
+        assert (made.active, made.source) == (True, "BALANCE_PATCHER_FEATURES")
+        scheduler = harness.new_scheduler(config.scheduler_config.get_scheduler_cls(), SHAPE, config)
+        assert scheduler._balance_enabled
+        assert decision.asked_for(config) == ("balance",)
+
     def test_its_own_rule_does_not_ask_for_it(self, site, monkeypatch):
         site(example=True)
         from dataclasses import replace
