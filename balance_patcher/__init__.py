@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .byname import ask
     from .inspection import status
     from .installation import install, uninstall
 
 __version__ = "0.1.0"
-__all__ = ["install", "status", "uninstall"]
+__all__ = ["ask", "install", "status", "uninstall"]
 
 # No module of the package may have one of these names: the import system would put it in the function's place.
-_PUBLIC = {"install": "installation", "status": "inspection", "uninstall": "installation"}
+_PUBLIC = {"ask": "byname", "install": "installation", "status": "inspection", "uninstall": "installation"}
 
 
 def __getattr__(name: str) -> Any:

@@ -115,6 +115,26 @@ def runs(now: object, ours: object) -> bool:
     return isinstance(function, FunctionType) and reached
 
 
+def holders(cls: type, name: str, module: str) -> Iterator[type]:
+    """The classes whose method of that name an object runs: the first that has one, and whom that calls by ``super()``.
+
+    A call of the base's is taken for one only in upstream's own module, where the method was read with the target.
+
+    Args:
+        cls: The object's class.
+        name: The method's name.
+        module: The module of the target.
+    """
+    for base in (base for base in cls.__mro__ if name in vars(base)):
+        yield base
+        method = _plain(vars(base)[name])
+        names = {"super", name}
+        if not isinstance(method, FunctionType) or not names.issubset(method.__code__.co_names):
+            return
+        if method.__globals__.get("__name__") != module or base.__module__ != module:
+            return
+
+
 def _plain(value: object) -> object:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
@@ -142,6 +162,15 @@ def overwritten(installation: Installation) -> Iterator[Failure]:
         for subclass in loaded:
             if subclass not in above:
                 yield _changed(installation, f"{base}: subclass {named(subclass)}", upstream)
+
+
+def bypassed(installation: Installation) -> Iterator[Failure]:
+    """What somebody has put on upstream's own class since: ours stands in front and never calls it (BP606)."""
+    for target, before in installation.built.originals.items():
+        base, _, name = target.rpartition(".")
+        upstream = installation.upstream.get(base)
+        if upstream is not None and vars(upstream).get(name) is not before:
+            yield _changed(installation, target, vars(upstream).get(name))
 
 
 def wrapped(installation: Installation) -> Iterator[Failure]:

@@ -13,7 +13,7 @@ import contextlib
 import gc
 import importlib
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature, RuntimeClass
+from .foreign import Moved, as_method, callable_there, move
 from .invariants import check_invariants
 from .names import check_names
 from .plan import Plan, in_order, make_plan
@@ -62,9 +63,11 @@ class Built:
         plan: How it was placed.
         rewrites: The rewritten modules.
         functions: The new functions by target.
-        originals: The upstream functions that they stand for, as the class ``__dict__`` has them.
+        originals: The functions that they stand for, as the class ``__dict__`` has them: upstream's, or
+            somebody else's that was asked for.
         classes: The runtime classes by the upstream class that they extend (``module:Class``).
         texts: What runs, by the file name that tracebacks give it.
+        homes: The functions of others that the plan edits, each with the target that it stands on.
     """
 
     feature: Feature
@@ -74,6 +77,7 @@ class Built:
     originals: dict[str, object] = field(default_factory=dict)
     classes: dict[str, type] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
 
 
 def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
@@ -103,7 +107,10 @@ def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
             )
             continue
         for name, target in [item for item in result.targets.items() if item[0] in edited]:
-            code = find_code(module, target.qualname, first_line(target.node))
+            if target.owner is not None and "." not in target.qualname:
+                code: CodeType | None = as_method(result.text, result.filename, target.node)
+            else:
+                code = find_code(module, target.qualname, first_line(target.node))
             if code is None:
                 failures.append(Failure(
                     "BP306", f"{name} is not in the compiled module", "report this with the source file",
@@ -171,8 +178,9 @@ def no_collection() -> Iterator[None]:
 
 
 def _build(feature: Feature, lane: Lane) -> Built:
-    plan = make_plan(lane, feature)
-    failures: list[Failure] = []
+    moved = move(feature, lane, _live_member)
+    plan = make_plan(moved.lane, moved.feature)
+    failures = list(moved.failures)
     rewrites: dict[str, Rewrite] | None = None
     compiled: list[Compiled] = []
     try:
@@ -180,7 +188,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
     except PatchError as error:
         failures += error.failures
     failures += [failure for finding in check_invariants(plan, rewrites) for failure in finding.failures]
-    proven, unproven = _prove_all(plan)
+    proven, unproven = _prove_all(plan, moved)
     failures += unproven
     if failures or rewrites is None:
         raise PatchError(*dict.fromkeys(failures))
@@ -189,7 +197,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
             "BP126", f"feature {feature.name!r} has nothing to do here: {plan.idle}",
             next="leave it out; with this vLLM the engine is as with it",
         )  # fmt: skip
-    built = Built(feature, plan, rewrites)
+    built = Built(feature, plan, rewrites, homes=moved.homes)
     if feature.runtime is not None:
         built.classes[feature.runtime.base] = _runtime_class(feature.runtime, plan)
     for item in compiled:
@@ -197,7 +205,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
     return built
 
 
-def _prove_all(plan: Plan) -> tuple[dict[str, tuple[object, FunctionType]], list[Failure]]:
+def _prove_all(plan: Plan, moved: Moved) -> tuple[dict[str, tuple[object, FunctionType]], list[Failure]]:
     """Each target as its class has it and the plain function that runs; or why that cannot be proven.
 
     The loops that an invariant speaks of, and what a variant says of other functions, are proven too: what was read
@@ -217,8 +225,9 @@ def _prove_all(plan: Plan) -> tuple[dict[str, tuple[object, FunctionType]], list
     failures: list[Failure] = []
     for name, target in targets.items():
         try:
-            live = _live_member(name)
-            proven[name] = live, prove(target.text, target.qualname, target.node, live)
+            live = _live_member(moved.home(name))
+            kept = callable_there(plan.feature, target, name, live)
+            proven[name] = live, kept or prove(target.text, target.qualname, target.node, live)
         except PatchError as error:
             failures += [failure for failure in error.failures if name in edited or failure.code != "BP602"]
     return proven, failures
@@ -288,15 +297,16 @@ def _export(runtime: RuntimeClass, name: str, text: str, namespace: dict[str, An
 
 
 def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType) -> None:
-    owner_name, _, name = item.target.rpartition(".")  # of a module-level function there is no owner
+    place = built.homes.get(item.target, item.target)
+    owner_name, _, name = place.rpartition(".")  # of a module-level function there is no owner
     runtime = built.classes.get(owner_name)
     cells: dict[str, Any] = {}
     if item.through:
-        cells[UPSTREAM] = CellType(built.functions.get(item.target, original))
+        cells[UPSTREAM] = CellType(built.functions.get(place, original))
     else:
         # Upstream's own `__class__` among them: its `super()` goes on to mean upstream's class.
         cells |= zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
-    if "." in item.target.partition(":")[2]:
+    if "." in place.partition(":")[2]:
         cells.setdefault("__class__", CellType(runtime or _live(owner_name)))
     function = _function(item, original, cells, _added_defaults(built.plan, item.target))
     if runtime is not None:
@@ -304,8 +314,8 @@ def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType)
         setattr(runtime, name, function)
     show(item.filename, item.text)
     built.texts[item.filename] = item.text
-    built.functions[item.target] = function
-    built.originals[item.target] = live
+    built.functions[place] = function
+    built.originals[place] = live
 
 
 def _function(item: Compiled, original: FunctionType, cells: dict[str, Any], added: tuple[object, ...]) -> FunctionType:

@@ -17,6 +17,7 @@ from .feature import CallShape, Feature
 from .invariants import check_invariants
 from .matching import render_bound
 from .plan import Placement, Plan, make_plan
+from .relations import compatible
 from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport, names
 from .rewrite import Rewrite, take_out
 from .source import Lane, LaneSpec, Source, open_source
@@ -65,7 +66,8 @@ def check_lane(
         except PatchError as error:
             report.failures += error.failures
     for group in overlapping(sound):
-        report.failures += _together(lane, group)
+        for together in compatible(group):
+            report.failures += [failure for failure in _together(lane, together) if failure not in report.failures]
     try:
         report.vllm_version, report.commit = lane.version, lane.commit
     except PatchError as error:

@@ -35,7 +35,9 @@ from .live import check_live
 from .loading import chosen_features
 from .newdelta import new_delta as propose_delta
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
-from .registry import broken, features, find_feature
+from .registry import all_broken as broken
+from .registry import all_features as features
+from .registry import find_feature
 from .render import prefer_astor
 from .renderings import RENDERINGS
 from .report import LaneReport, Report

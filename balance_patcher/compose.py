@@ -30,11 +30,13 @@ def compose(features: Sequence[Feature]) -> Feature:
 
     Raises:
         PatchError: BP122, if a feature edits a shared function without an early return of its own, and
-            would be switched off with the others; BP002, if their classes extend different ones.
+            would be switched off with the others; BP123, if each of two is declared to come after the other;
+            BP002, if their classes extend different ones.
     """
     parts = sorted({feature.name: feature for feature in features}.values(), key=lambda feature: feature.name)
     if len(parts) == 1:
         return parts[0]
+    _refuse_contradiction(parts)
     returns = _early_returns(parts)
     deltas: list[Delta] = []
     renamed: dict[str, str] = {}
@@ -44,7 +46,7 @@ def compose(features: Sequence[Feature]) -> Feature:
             merged = _merged(target, owners)
             deltas.append(merged)
             renamed |= {delta.name: merged.name for _, delta in owners}
-    deltas += [delta for part in parts for delta in part.deltas if delta.name not in renamed]
+    deltas += [_ordered(delta, part, parts) for part in parts for delta in part.deltas if delta.name not in renamed]
     return Feature(
         name="+".join(part.name for part in parts),
         summary=" ".join(part.summary for part in parts),
@@ -76,6 +78,30 @@ def overlapping(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
             members = [*group[1], *members]
         groups.append((touched, members))
     return [tuple(members) for _, members in groups]
+
+
+# -- the order -------------------------------------------------------------------------------
+
+
+def _ordered(delta: Delta, part: Feature, parts: Sequence[Feature]) -> Delta:
+    """A delta that comes after those of the features that its own is declared to come after."""
+    before = [d.name for other in parts if other.name in part.after for d in other.deltas if d.target == delta.target]
+    return replace(delta, after=tuple(dict.fromkeys([*delta.after, *before])))
+
+
+def _refuse_contradiction(parts: Sequence[Feature]) -> None:
+    """Refuse orders that lead in a circle through several features, each with the line of its declaration."""
+    after = {d.name: {*_ordered(d, part, parts).after} for part in parts for d in part.deltas}
+    after = {name: waits & after.keys() - {name} for name, waits in after.items()}
+    while ready := {name for name, waits in after.items() if not waits}:
+        after = {name: waits - ready for name, waits in after.items() if name not in ready}
+    if after:
+        lines = {delta.name: delta.declared for part in parts for delta in part.deltas}
+        named = sorted(name for name in after if any(name in waits for waits in after.values()))
+        raise refuse(
+            "BP123", f"{' and '.join(map(repr, named))} are declared to come after each other",
+            *((name, lines[name]) for name in named), next="take one of the two orders back",
+        )  # fmt: skip
 
 
 # -- the early return ------------------------------------------------------------------------

@@ -10,23 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from . import ranks, reminder
-from .bindings import Installation, overwritten, runs
+from .bindings import Installation, bypassed, holders, overwritten, runs
 from .build import no_collection
+from .byname import asked_by_name
 from .compose import overlapping
 from .decided import decided, record
 from .errors import Failure, PatchError, refuse
-from .feature import Feature
+from .feature import Enabling, Feature
 from .installation import bound, install_together, installed
+from .origins import origin_of
 from .plan import make_plan
-from .registry import broken, features, suspected
+from .registry import broken, features, of_others, suspected
+from .relations import excluding, groups_in_turn, lacking
 from .source import InstalledSource, Lane
 from .takeover import left_alone
 from .watchdog import threshold
@@ -165,9 +167,22 @@ def _warn_of_unplaced(names: list[str]) -> None:
 
 
 def asked_for(vllm_config: Any) -> tuple[str, ...]:
-    """The features that a configuration asks for, and that no host's own copy is trusted with."""
-    rules = [(feature.name, feature.enabling) for feature in features() if left_alone(feature.name) is None]
-    return tuple(name for name, rule in rules if rule is not None and rule.asked(vllm_config) is not None)
+    """The features that are asked for, and that no host's own copy is trusted with."""
+    rules = {feature.name: _rule(feature) for feature in features()}
+    by_rule = [name for name, rule in rules.items() if rule.asked(vllm_config) is not None]
+    names = dict.fromkeys([*by_rule, *asked_by_name(vllm_config)])
+    return tuple(name for name in names if left_alone(name) is None)
+
+
+def _rule(feature: Feature) -> Enabling:
+    """When a feature runs; one without a rule has to be asked for by its name."""
+    return feature.enabling or Enabling()
+
+
+def _source(feature: Feature, vllm_config: Any) -> str | None:
+    """Who asks for a feature. One of another distribution is asked for by its name, whatever its own rule says."""
+    named = asked_by_name(vllm_config).get(feature.name)
+    return named if named or feature.distribution else _rule(feature).asked(vllm_config)
 
 
 def confirm(engine: Any, vllm_config: Any) -> None:
@@ -181,17 +196,16 @@ def confirm(engine: Any, vllm_config: Any) -> None:
         PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
             of which one gathers and another does not would wait for each other.
     """
-    for feature in features():
-        rule = feature.enabling
-        if rule is None:
-            continue
+    others, _ = of_others(asked_by_name(vllm_config))
+    for feature in (*features(), *others):
+        rule = _rule(feature)
         installation = installed(feature.name)
         on = bool(decided(vllm_config, feature.name))
         facts = rule.observed(engine) if rule.observed is not None else {}
         if not on:
             _refuse_another(feature, vllm_config, facts)
             continue
-        changed = tuple(overwritten(installation)) if installation is not None else ()
+        changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
         if changed:
             raise PatchError(*changed)
         if installation is None or facts is None:
@@ -201,7 +215,7 @@ def confirm(engine: Any, vllm_config: Any) -> None:
             )  # fmt: skip
         _effective(installation, engine, vllm_config)
         _as_agreed(feature, engine, facts)
-        source = rule.asked(vllm_config) or ""
+        source = _source(feature, vllm_config) or ""
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
         if rule.started is not None:
             rule.started(engine, ranks.peers(engine, feature.name))
@@ -222,8 +236,8 @@ def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) ->
 
 def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object] | None) -> None:
     """What was decided to be off must not run; and what a host's own copy was trusted with must."""
-    rule = feature.enabling
-    if rule is None or rule.observed is None:
+    rule = _rule(feature)
+    if rule.observed is None:
         return
     left = left_alone(feature.name)
     if left is None and facts is not None and bound(feature.name) is not None:
@@ -231,7 +245,7 @@ def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object]
             "BP702", f"{feature.name} was decided to be off, and runs in the engine that was built",
             next="build the scheduler with the configuration that the engine core was given, not with a copy of it",
         )  # fmt: skip
-    if left is not None and facts is None and rule.asked(vllm_config) is not None:
+    if left is not None and facts is None and _source(feature, vllm_config) is not None:
         raise refuse(
             "BP702", f"{feature.name} is asked for and runs nowhere: {left}, and its scheduler has it off",
             next="ask for it as that copy wants it, or let ours stand in for it",
@@ -255,15 +269,33 @@ def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -
 
 def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
     """One decision for each feature; what is to be on is installed, those that share a function together."""
-    found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
-    wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
+    named = asked_by_name(vllm_config)
+    others, lost = of_others(named)
+    known = (*features(), *others)
+    found = {feature.name: _asked(feature, engine, vllm_config) for feature in known}
+    wanted = [feature for feature in known if isinstance(found[feature.name], str)]
     if wanted:
         _check_switches(wanted, engine, vllm_config)
-    made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
-    for group in overlapping(wanted):
-        sources = {feature.name: str(found[feature.name]) for feature in group}
-        made |= {decision.feature: decision for decision in _switch_on(group, sources, engine, vllm_config)}
-    return tuple(made[feature.name] for feature in features())
+    sources = {feature.name: str(found[feature.name]) for feature in wanted}
+    asked = _Asked(engine, vllm_config, wanted, sources)
+    asked.made |= {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
+    asked.made |= {name: _off(name, failures, named[name]) for name, failures in lost.items()}
+    for name, failures in excluding(wanted, sources).items():
+        _refused(next(feature for feature in wanted if feature.name == name), failures, asked)
+    for group in groups_in_turn(overlapping([feature for feature in wanted if feature.name not in asked.made])):
+        _switch_on(group, asked)
+    return tuple(asked.made[name] for name in (*(feature.name for feature in known), *lost))
+
+
+@dataclass
+class _Asked:
+    """What an engine asks for that can be installed, and what became of it so far."""
+
+    engine: Any
+    vllm_config: Any
+    wanted: Sequence[Feature]
+    sources: Mapping[str, str]
+    made: dict[str, Decision] = field(default_factory=dict)
 
 
 def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
@@ -289,13 +321,11 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
 
 
 def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
-    rule = feature.enabling
-    if rule is None:
-        return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because nothing can ask for it")
+    rule = _rule(feature)
     try:
-        source = rule.asked(vllm_config)
+        source = _source(feature, vllm_config)
     except PatchError as error:
-        return _off(feature, error.failures, "a value that says neither yes nor no")
+        return _off(feature.name, error.failures, "a value that says neither yes nor no")
     except Exception as error:
         # Whether it is asked for is not known, and what nobody asks for stops nobody.
         _logger.exception("%s: whether it is asked for cannot be read", feature.name)
@@ -312,13 +342,13 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         excluded = rule.excluded(engine, vllm_config)
         needless = rule.needless(engine, vllm_config) or _idle(feature) if not excluded else None
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
-        return _off(feature, _failures(error), source)
+        return _off(feature.name, _failures(error), source)
     if excluded:
         failures = tuple(
             Failure("BP701", why, f"remove one of the two, or switch {feature.name} off", (("asked for by", source),))
             for why in excluded
         )
-        return _off(feature, failures, source)
+        return _off(feature.name, failures, source)
     if needless:
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}", source=source)
@@ -333,13 +363,22 @@ def _idle(feature: Feature) -> str | None:
         return make_plan(Lane("installed", InstalledSource()), feature).idle
 
 
-def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, vllm_config: Any) -> Iterator[Decision]:
+def _switch_on(group: Sequence[Feature], asked: _Asked) -> None:
     """Install features that share a function; where they cannot be together, each that can is, in their order."""
+    there = {name for name, decision in asked.made.items() if decision.active} | {feature.name for feature in group}
+    for feature in group:
+        failures = lacking(feature, there, asked.wanted)
+        if failures:
+            _refused(feature, failures, asked)
+            _switch_on([other for other in group if other is not feature], asked)
+            return
+    if not group:
+        return
 
     def check(bound: Installation, _: object) -> None:
-        _effective(bound, engine, vllm_config)
+        _effective(bound, asked.engine, asked.vllm_config)
         for feature in group:
-            ranks.meet(feature, bound, engine, vllm_config)
+            ranks.meet(feature, bound, asked.engine, asked.vllm_config)
 
     try:
         installation = install_together(group, check)
@@ -347,31 +386,36 @@ def _switch_on(group: Sequence[Feature], sources: dict[str, str], engine: Any, v
         # They have met, and none of them runs it. What the ranks need not agree on is had without it.
         for feature in group:
             if ranks.must_agree(feature):
-                yield _off(feature, error.failures, sources[feature.name])
+                asked.made[feature.name] = _off(feature.name, error.failures, asked.sources[feature.name])
             else:
-                yield from _switch_on([feature], sources, engine, vllm_config)
+                _switch_on([feature], asked)
         return
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch either
         if len(group) == 1:
-            yield _off(group[0], _failures(error), sources[group[0].name])
-            ranks.tell(group[0], engine, vllm_config, _failures(error)[0].headline)
+            _refused(group[0], _failures(error), asked)
             return
         for feature in group:
-            yield from _switch_on([feature], sources, engine, vllm_config)
+            _switch_on([feature], asked)
         return
     for feature in group:
-        source = sources[feature.name]
-        reason = _on(feature, installation, engine, vllm_config, source, {})
-        yield Decision(feature.name, active=True, reason=reason, source=source)
+        source = asked.sources[feature.name]
+        reason = _on(feature, installation, asked.engine, asked.vllm_config, source, {})
+        asked.made[feature.name] = Decision(feature.name, active=True, reason=reason, source=source)
 
 
-def _off(feature: Feature, failures: tuple[Failure, ...], source: str) -> Decision:
+def _refused(feature: Feature, failures: tuple[Failure, ...], asked: _Asked) -> None:
+    """It cannot be had here, and the other ranks are told why."""
+    asked.made[feature.name] = _off(feature.name, failures, asked.sources[feature.name])
+    ranks.tell(feature, asked.engine, asked.vllm_config, failures[0].headline)
+
+
+def _off(name: str, failures: tuple[Failure, ...], source: str) -> Decision:
     """Asked for, and off; said at once, because where another rank stops for it, this one may be ended."""
     told = "\n".join(str(failure) for failure in failures)
-    reason = f"{feature.name}: OFF because it cannot run\n{told}"
+    reason = f"{name}: OFF because it cannot run\n{told}"
     for line in reason.splitlines():
         _logger.error("%s", line)
-    return Decision(feature.name, False, reason, failures, source)
+    return Decision(name, False, reason, failures, source)
 
 
 def _failures(error: Exception) -> tuple[Failure, ...]:
@@ -385,12 +429,13 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
     for binding in installation.bindings:
         owner = binding.owner
         if isinstance(owner, type) and owner in type(engine).__mro__:
-            holder = next(cls for cls in type(engine).__mro__ if binding.name in vars(cls))
-            if not runs(vars(holder)[binding.name], binding.after):
+            found = list(holders(type(engine), binding.name, owner.__module__))
+            if not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
                 raise refuse(
                     "BP702",
-                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(holder)}, not ours",
-                    next="let that class call its base's method, or switch the feature off",
+                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(found[0])}, not ours",
+                    ("runs", str(origin_of(vars(found[0])[binding.name]))),
+                    next="let that class inherit the method, or switch the feature off",
                 )
     for base, ours in installation.built.classes.items():
         chosen = _scheduler_class(vllm_config)
@@ -398,13 +443,12 @@ def _effective(installation: Installation, engine: Any, vllm_config: Any) -> Non
             owner, _, name = target.rpartition(".")
             if owner != base:
                 continue
-            found = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
-            if ours not in chosen.__mro__ or found is not ours:
-                where = getattr(sys.modules.get(chosen.__module__), "__file__", None) or chosen.__module__
+            holder = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
+            if ours not in chosen.__mro__ or holder is not ours:
                 raise refuse(
                     "BP702",
-                    f"{_class_name(chosen)} runs {name} of {_class_name(found)}, not of {ours.__name__}",
-                    ("file", str(where)),
+                    f"{_class_name(chosen)} runs {name} of {_class_name(holder)}, not of {ours.__name__}",
+                    ("runs", str(origin_of(vars(holder)[name])) if holder is not None else "nothing"),
                     next="choose a scheduler class that inherits the method, or switch the feature off",
                 )  # fmt: skip
 

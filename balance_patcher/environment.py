@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
+from .byname import COMPOSE, FEATURES, composed_with, operators
 from .errors import PatchError
 from .source import InstalledSource, Lane
 from .watchdog import VARIABLE, threshold
@@ -110,6 +111,8 @@ def _switches() -> Iterator[Switch]:
         wrong = f"no value of it (BP006); it has {', '.join(meanings)}"
         yield Switch(name, value, meanings.get(chosen, wrong))
     yield _stall()
+    yield _listed(FEATURES, operators, "features asked for by name")
+    yield _listed(COMPOSE, composed_with, "functions of others that are kept and edited")
     chosen_plugins = _plugins()
     if chosen_plugins is None:
         yield Switch("VLLM_PLUGINS", None, "vLLM loads every plugin")
@@ -125,6 +128,14 @@ def _stall() -> Switch:
     except PatchError:
         means = "no value of it (BP006); it has a number of seconds, 0 for never"
     return Switch(VARIABLE, os.environ.get(VARIABLE), means)
+
+
+def _listed(variable: str, read: Callable[[], Collection[str]], what: str) -> Switch:
+    try:
+        means = f"{what}: {', '.join(sorted(read())) or 'none'}"
+    except PatchError as error:
+        means = f"no value of it (BP006): {error.failures[0].next}"
+    return Switch(variable, os.environ.get(variable), means)
 
 
 def _plugins() -> list[str] | None:

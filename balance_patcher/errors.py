@@ -62,6 +62,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP120": ("call shape does not bind", _B),
     "BP121": ("absorbed upstream", _B),
     "BP122": ("no early return of its own", _B),
+    "BP123": ("orders contradict each other", _B),
     "BP125": ("only a part of a change is there", _B),
     "BP126": ("nothing to install", _B),
     # invariants
@@ -119,6 +120,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP609": ("what runs is not what is declared", _B),
     "BP610": ("bound with another project's module", _B),
     "BP611": ("engine core did not ask", _B),
+    "BP612": ("foreign function cannot be composed with", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),
     "BP702": ("feature would not be effective", _B),
@@ -127,6 +129,8 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP705": ("rank is silent", _B),
     "BP706": ("another rank cannot", _B),
     "BP707": ("new ranks cannot be asked", _B),
+    "BP708": ("a needed feature is missing", _B),
+    "BP709": ("two features exclude each other", _B),
     # proposing an anchor
     "BP801": ("no such place", _U),
     "BP802": ("line is not in the target", _U),

@@ -49,12 +49,25 @@ class RuntimeClass:
         return made
 
 
+def _nobody(_: Any) -> str | None:
+    return None
+
+
+def _nothing(*_: Any) -> tuple[str, ...]:
+    return ()
+
+
+def _has_work(*_: Any) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Enabling:
     """When a feature runs in an engine. Each function gets the live ``VllmConfig``.
 
     Attributes:
-        asked: Who asks for it, in words for the log; ``None`` when nobody does.
+        asked: Who asks for it, in words for the log; ``None`` when nobody does. It may be asked for by name besides
+            (:mod:`balance_patcher.byname`); a feature of another distribution only so, and this is not called.
         excluded: Why it must not run although it is asked for; empty when nothing stands against it. Gets the
             engine core that is being built, too.
         needless: Why it would do nothing; ``None`` when it has something to do. Gets the engine core, too.
@@ -69,9 +82,9 @@ class Enabling:
             where it is asked for in another way.
     """
 
-    asked: Callable[[Any], str | None]
-    excluded: Callable[[Any, Any], tuple[str, ...]]
-    needless: Callable[[Any, Any], str | None]
+    asked: Callable[[Any], str | None] = _nobody
+    excluded: Callable[[Any, Any], tuple[str, ...]] = _nothing
+    needless: Callable[[Any, Any], str | None] = _has_work
     observed: Callable[[Any], dict[str, object] | None] | None = None
     shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
     started: Callable[[Any, Any], None] | None = None
@@ -230,10 +243,14 @@ class Feature:
         runtime: The subclass that carries it, if it needs one.
         invariants: What must hold upstream besides the anchors.
         call_shapes: How the rewritten targets must be callable.
-        enabling: When it runs in an engine; without one it is installed by hand only.
+        enabling: When it runs in an engine; without one it has to be asked for by name.
         parts: The features that it is composed of; empty for a declared one.
         stand_in: The module of a host project that it stands in for.
         launches: The ways in which engine cores are started, and what is known of it there.
+        needs: Other features, by name, that must run where it runs, each with the reason.
+        conflicts: Other features, by name, that must not run where it runs, each with the reason.
+        after: Features whose edits come before its own where both edit at one point.
+        distribution: The distribution that brings it; empty for one of this repository. The registry sets it.
     """
 
     name: str
@@ -246,9 +263,14 @@ class Feature:
     parts: tuple[Feature, ...] = ()
     stand_in: StandIn | None = None
     launches: tuple[LaunchPath, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    distribution: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)
+        self._check_relations()
         names = [delta.name for delta in self.deltas]
         strange = [name for name in names if not name.startswith(f"{self.name}.")]
         if strange and not self.parts:
@@ -272,6 +294,17 @@ class Feature:
         if after:
             raise bad(f"feature {self.name!r}: {' and '.join(map(repr, sorted(after)))} come after each other")
 
+    def _check_relations(self) -> None:
+        need_all("after", self.after, str)
+        for label, named in (("needs", self.needs), ("conflicts", self.conflicts)):
+            reasons = named.values() if isinstance(named, Mapping) else [None]
+            if not all(isinstance(why, str) and why.strip() for why in reasons):
+                raise bad(f"`{label}` of feature {self.name!r} is {{'other': 'the reason'}}, not {named!r}")
+        both = sorted(self.needs.keys() & self.conflicts.keys())
+        if self.name in {*self.needs, *self.conflicts, *self.after} or both:
+            what = f"needs {both[0]!r} and conflicts with it" if both else "speaks of itself as another"
+            raise bad(f"feature {self.name!r} {what}")
+
     def _check_pure(self, invariant: Pure) -> None:
         variants = [variant for delta in self.deltas if delta.name == invariant.delta for variant in delta.variants]
         if not variants:
@@ -288,6 +321,16 @@ class Feature:
     def targets(self) -> tuple[str, ...]:
         """The targets of its deltas, each once, in order."""
         return tuple(dict.fromkeys(delta.target for delta in self.deltas))
+
+    @property
+    def declared(self) -> str:
+        """The file that declares it, with the line of its first delta."""
+        return self.deltas[0].declared
+
+    @property
+    def remove_when(self) -> tuple[str, ...]:
+        """What must be true upstream so that it can go: all that its deltas wait for, each once."""
+        return tuple(dict.fromkeys(delta.remove_when for delta in self.deltas))
 
 
 @dataclass(frozen=True)

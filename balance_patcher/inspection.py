@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from . import __version__, launch, plugin, ranks
+from .bindings import bypassed
 from .decision import decisions
 from .digests import declaration_digest, tree_digest
 from .environment import EntryPoint, Vllm, entry_points, installed_vllm, switches, would_arm
@@ -20,7 +21,7 @@ from .installation import Installation, bound, installed, overwritten, stale
 from .origins import Origin, attribute_at, imported, origin_of, wrapped_by
 from .plan import Placement, make_plan
 from .proof import reached
-from .registry import broken, features
+from .registry import all_broken, all_features
 from .source import InstalledSource, Lane
 from .states import (
     Armed,
@@ -29,6 +30,7 @@ from .states import (
     DeltaState,
     FeatureState,
     RankState,
+    Relation,
     Status,
     TakeOverState,
     TargetState,
@@ -41,7 +43,7 @@ _T = TypeVar("_T")
 
 def status() -> Status:
     """What is declared, armed, decided and active in this process; changes and imports nothing of vLLM."""
-    failures = list(broken())
+    failures = list(all_broken())
     none: tuple[EntryPoint, ...] = ()
     points = _tried(entry_points, none, failures)
     vllm = _tried(installed_vllm, Vllm(None, None, "vllm" in sys.modules), failures)
@@ -49,7 +51,7 @@ def status() -> Status:
     lane = _tried(_lane, None, failures) if vllm.place else None
     unknown: tuple[TakeOverState, ...] = ()
     states = []
-    for feature in features():
+    for feature in all_features():
         state = _tried(lambda f=feature: _feature(f, lane, armed), None, failures)  # type: ignore[misc]
         states += [state] if state is not None else []
     return Status(
@@ -111,13 +113,14 @@ def _feature(feature: Feature, lane: Lane | None, armed: Armed) -> FeatureState:
     whole = installed(feature.name) is not None
     placements = _placements(feature, here, lane, failures)
     made = tuple(_decisions(feature.name))
-    broken_here = list(overwritten(here)) if here is not None else []
+    broken_here = [*overwritten(here), *bypassed(here)] if here is not None else []
     failures += broken_here
     active = whole and not broken_here and any(decision.active for decision in made)
     targets = [p.target for p in placements.values() if p.target is not None]
     return FeatureState(
         name=feature.name,
         summary=feature.summary,
+        distribution=feature.distribution,
         declared=feature.deltas[0].declared.rpartition(":")[0],
         digest=declaration_digest(feature.deltas),
         armed=armed.armed,
@@ -135,6 +138,10 @@ def _feature(feature: Feature, lane: Lane | None, armed: Armed) -> FeatureState:
         rebased=tuple(_rebased(here)) if here is not None else (),
         stale=tuple(stale(here)) if here is not None else (),
         launches=feature.launches,
+        needs=tuple(Relation(name, why) for name, why in feature.needs.items()),
+        conflicts=tuple(Relation(name, why) for name, why in feature.conflicts.items()),
+        after=feature.after,
+        remove_when=feature.remove_when,
         failures=tuple(failures),
     )
 
@@ -199,7 +206,8 @@ def _delta(delta: Any, placement: Placement | None) -> DeltaState:
 
 
 def _target(name: str, targets: list[Target], here: Installation | None) -> TargetState:
-    target = next((target for target in targets if target.name == name), None)
+    homes = here.built.homes if here is not None else {}
+    target = next((target for target in targets if homes.get(target.name, target.name) == name), None)
     there, live = attribute_at(name)
     around: tuple[Origin, ...] | None = ()
     if there:

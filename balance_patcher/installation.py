@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from .bindings import Binding, Installation, Mark, kept_by_others, named, overwritten, runs, stale, wrapped
+from .bindings import Binding, Installation, Mark, bypassed, kept_by_others, named, overwritten, runs, stale, wrapped
 from .build import build
 from .compose import compose, overlapping
 from .errors import Failure, PatchError, refuse
@@ -67,7 +67,7 @@ def install(feature: Feature | str, *, classes_only: bool = False, then: Then | 
         feature = find_feature(feature) if isinstance(feature, str) else feature
         done = bound(feature.name)
         if done is not None:
-            _refuse_any(overwritten(done))
+            _refuse_any([*overwritten(done), *bypassed(done)])
         installation = done or Installation(build(feature))
         mark = installation.mark
         try:

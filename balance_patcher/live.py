@@ -11,11 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import groups
+from .byname import KEY
 from .feature import Feature
 from .live_checks import Run, compare
 from .probe import FOLDER, RANKS
@@ -45,9 +46,8 @@ def check_live(chosen: Sequence[Feature], start_method: str, limit: float = LIMI
         PatchError: BP512, if there is no vLLM in this Python.
     """
     lane = Lane("installed", InstalledSource())
-    asking = [feature for feature in chosen if feature.enabling is not None and feature.enabling.example]
     runs = [Run(OFF, {})]
-    runs += [Run(f.name, f.enabling.example) for f in asking if f.enabling is not None]
+    runs += [Run(feature.name, example) for feature in chosen if (example := _example(feature))]
     start(runs, start_method, limit)
     reports = []
     for run in runs:
@@ -56,6 +56,13 @@ def check_live(chosen: Sequence[Feature], start_method: str, limit: float = LIMI
         report.features = [compare(feature, run, lane, start_method) for feature in looked_at]
         reports.append(report)
     return reports
+
+
+def _example(feature: Feature) -> Mapping[str, Any]:
+    """A configuration that asks for a feature; empty where it is asked for in another way."""
+    if feature.distribution:
+        return {KEY: {"features": [feature.name]}}
+    return feature.enabling.example if feature.enabling is not None else {}
 
 
 # -- starting --------------------------------------------------------------------------------

@@ -119,6 +119,8 @@ def _started(lines: _Lines, reached: Sequence[dict[str, Any]], start_method: str
 
 def _decided(lines: _Lines, feature: Feature, reached: Sequence[dict[str, Any]], *, on: bool) -> bool:
     name = "each of them decided once"
+    if feature.distribution and not on:
+        return _left_alone(lines, feature, reached)
     states = [_state(report, feature.name) for report in reached]
     missing = [report["rank"] for report, state in zip(reached, states, strict=True) if not state["decisions"]]
     if missing:
@@ -133,6 +135,17 @@ def _decided(lines: _Lines, feature: Feature, reached: Sequence[dict[str, Any]],
         return False
     lines.holds(name, states[0]["decisions"][0]["reason"].partition("\n")[0])
     return True
+
+
+def _left_alone(lines: _Lines, feature: Feature, reached: Sequence[dict[str, Any]]) -> bool:
+    """What another distribution brings and nobody asks for by name is not even decided on."""
+    name = "nobody decides on what nobody asks for"
+    made = [decision["reason"] for report in reached for decision in _state(report, feature.name)["decisions"]]
+    if made:
+        lines.broken(name, Failure("BP609", made[0], "find out who asks for it"))
+    else:
+        lines.holds(name, f"{_ranks([report['rank'] for report in reached])} {feature.distribution}")
+    return not made
 
 
 def _not_installed(feature: Feature, ranks: Sequence[Any], reached: Sequence[dict[str, Any]]) -> Failure:

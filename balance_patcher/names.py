@@ -20,7 +20,7 @@ from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
 from .source import Lane, ModuleText
-from .targets import Function, Target, definitions, short
+from .targets import Function, Target, definitions, find_target, short
 from .template import Template
 
 _PROBE = "__bp_probe"
@@ -36,7 +36,7 @@ def check_names(plan: Plan) -> list[Failure]:
         if placement.target is None or placement.status != "applied":
             continue
         scope = _Scope(placement.target)
-        chain = ClassChain(plan.lane, placement.target)
+        chain = ClassChain(plan.lane, _home(plan, placement.target))
         brought = (_provided(plan, placement.target) | set(placement.exports)) - carried
         carried |= brought
         failures += [
@@ -253,9 +253,16 @@ def _line(text: ModuleText, line: int) -> str:
     return f"{short(text.display)}:{line}  `{text.lines[line - 1].strip()}`"
 
 
+def _home(plan: Plan, target: Target) -> Target:
+    """Upstream's function where somebody else's stands: what its class sets is there for theirs."""
+    home = plan.lane.homes.get(target.name)
+    found = find_target(plan.lane, home) if home is not None else target
+    return found if isinstance(found, Target) else target
+
+
 def _provided(plan: Plan, target: Target) -> frozenset[str]:
     runtime: RuntimeClass | None = plan.feature.runtime
-    owner = target.name.rpartition(".")[0]
+    owner = plan.lane.homes.get(target.name, target.name).rpartition(".")[0]
     return runtime.provides if runtime is not None and runtime.base == owner else frozenset()
 
 

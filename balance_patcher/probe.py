@@ -19,12 +19,13 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from .bindings import holders
 from .errors import PatchError
 from .inspection import status
 from .installation import bound, uninstall
 from .origins import attribute_at, origin_of
 from .proof import reached
-from .registry import features
+from .registry import all_features
 from .states import plain
 from .takeover import take_overs
 
@@ -63,13 +64,13 @@ def observed(engine: Any, vllm_config: Any) -> dict[str, Any]:
         "scheduler": [_name(cls) for cls in scheduler.__mro__],
         "targets": {
             target: runs(target, (scheduler, type(engine)))
-            for feature in features()
+            for feature in all_features()
             for target in feature.targets
         },
-        "parts": {feature.name: _parts(feature.name) for feature in features()},
+        "parts": {feature.name: _parts(feature.name) for feature in all_features()},
         "status": status().as_dict(),
     }  # fmt: skip
-    return {**found, "taken_out": {feature.name: taken_out(feature.name) for feature in features()}}
+    return {**found, "taken_out": {feature.name: taken_out(feature.name) for feature in all_features()}}
 
 
 def runs(target: str, classes: tuple[type, ...]) -> dict[str, Any]:
@@ -81,9 +82,9 @@ def runs(target: str, classes: tuple[type, ...]) -> dict[str, Any]:
     owner, _, name = target.rpartition(".")
     for cls in classes:
         if owner in [_name(base) for base in cls.__mro__]:
-            holder = next((base for base in cls.__mro__ if name in vars(base)), None)
-            live = vars(holder)[name] if holder is not None else None
-            return {"holder": _name(holder) if holder is not None else None, "reached": list(_reached(live))}
+            found = list(holders(cls, name, owner.partition(":")[0]))
+            reachable = [step for holder in found for step in _reached(vars(holder)[name])]
+            return {"holder": _name(found[0]) if found else None, "reached": reachable}
     there, live = attribute_at(target)
     return {"holder": owner if there else None, "reached": list(_reached(live))}
 

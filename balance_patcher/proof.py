@@ -188,7 +188,8 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
     if isinstance(plain, FunctionType):
         raise PatchError(Failure(
             "BP603", f"{qualname} is not upstream's function but {place_of(live)}",
-            "remove the other patch, or import it after balance_patcher and let it call through", (target,),
+            f"remove the other patch, let it call through and import it after balance_patcher, {_or_keep(plain)}",
+            (target,),
         ))  # fmt: skip
     raise PatchError(Failure(
         "BP604", f"{qualname} is {place_of(live)}, which has no code to compare",
@@ -199,8 +200,14 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
 def _wrapped(target: tuple[str, str], foreign: list[object]) -> Failure:
     return Failure(
         "BP602", f"by {' around '.join(map(place_of, foreign))}",
-        f"install balance_patcher before {_name(foreign[0])} is applied, or remove that wrapper", (target,),
+        f"install balance_patcher before {_name(foreign[0])} is applied, remove that wrapper, {_or_keep(*foreign)}",
+        (target,),
     )  # fmt: skip
+
+
+def _or_keep(*foreign: object) -> str:
+    names = [in_module(function) for function in foreign if isinstance(function, FunctionType)]
+    return f"or ask for both: BALANCE_PATCHER_COMPOSE={','.join(names)}" if names else "or switch one of the two off"
 
 
 def _edited(target: tuple[str, str], qualname: str, function: FunctionType) -> Failure:
@@ -233,6 +240,12 @@ def _from_upstream(outer: object, module: str) -> bool:
         return True
     name = outer.__globals__.get("__name__", "") if isinstance(outer, FunctionType) else ""
     return bool(name.partition(".")[0] == module.partition(".")[0])
+
+
+def in_module(function: FunctionType) -> str:
+    """``module:Qual.name`` of a function as its code has it: by this name an operator asks for it."""
+    module = function.__globals__.get("__name__", function.__module__)
+    return f"{module}:{getattr(function.__code__, 'co_qualname', function.__qualname__)}"
 
 
 def _name(live: object) -> str:

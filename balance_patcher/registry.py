@@ -1,7 +1,8 @@
-"""Find the declared features: every module in ``deltas/`` that has a ``FEATURE``.
+"""Find the declared features: every module in ``deltas/`` that has a ``FEATURE``, and what others bring.
 
 A file that cannot be imported, or that takes another's names, is a failure of its own. It does not keep
-the features of sound files from being used.
+the features of sound files from being used. Those of other distributions are looked at only by who asks for
+one of them, or for all: the command line does, an engine does not.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from .errors import Failure, PatchError, refuse
+from .distributions import Offer, load, offers
+from .errors import Failure, PatchError
 from .feature import Feature
 
 
@@ -80,19 +82,69 @@ def suspected(words: Collection[str]) -> tuple[Failure, ...]:
 
 
 def features() -> tuple[Feature, ...]:
-    """Every declared feature, by module name; see :func:`broken` for those that are left out."""
+    """Every feature of this repository, by module name; see :func:`broken` for those that are left out."""
     return tuple(module.FEATURE for module in delta_modules())
 
 
+def all_features() -> tuple[Feature, ...]:
+    """Every feature, those of other distributions behind ours; see :func:`all_broken` for what is left out."""
+    others, _ = _of_others(offers())
+    return (*features(), *others)
+
+
+def all_broken() -> tuple[Failure, ...]:
+    """Why files in ``deltas/``, and features of other distributions, are left out."""
+    _, lost = _of_others(offers())
+    return (*broken(), *(failure for failures in lost.values() for failure in failures))
+
+
+def of_others(names: Iterable[str]) -> tuple[tuple[Feature, ...], dict[str, tuple[Failure, ...]]]:
+    """Those of some features that are not of this repository, and why others of them cannot be used.
+
+    Nothing is looked for where all of them are ours.
+
+    Args:
+        names: What somebody asks for.
+    """
+    ours = {feature.name for feature in features()}
+    asked = [name for name in dict.fromkeys(names) if name not in ours]
+    if not asked:
+        return (), {}
+    found, lost = _of_others([offer for offer in offers() if offer.name in asked])
+    known = {feature.name for feature in found} | lost.keys()
+    return found, lost | {name: (_unknown(name),) for name in asked if name not in known}
+
+
+def _of_others(found: Iterable[Offer]) -> tuple[tuple[Feature, ...], dict[str, tuple[Failure, ...]]]:
+    ours = {feature.name: feature for feature in features()}
+    sound: list[Feature] = []
+    lost: dict[str, tuple[Failure, ...]] = {}
+    for offer in found:
+        try:
+            if offer.name in ours:
+                raise PatchError(offer.broken("balance_patcher has one of that name", ours[offer.name].declared))
+            sound.append(load(offer))
+        except PatchError as error:
+            lost[offer.name] = (*lost.get(offer.name, ()), *error.failures)
+    return tuple(sound), lost
+
+
 def find_feature(name: str) -> Feature:
-    """The feature of that name.
+    """The feature of that name, ours or another distribution's.
 
     Raises:
-        PatchError: BP003, naming those that there are, and what is wrong with files that are left out.
+        PatchError: BP003, naming those that there are, and what is wrong with files that are left out; BP002, if
+            another distribution brings it and it cannot be used.
     """
     for feature in features():
         if feature.name == name:
             return feature
-    known = ", ".join(feature.name for feature in features())
-    unknown = refuse("BP003", f"there is no feature {name!r}", next=f"use one of: {known}")
-    raise PatchError(*unknown.failures, *broken())
+    found, lost = of_others([name])
+    if found:
+        return found[0]
+    raise PatchError(*lost[name], *broken())
+
+
+def _unknown(name: str) -> Failure:
+    known = ", ".join([*(feature.name for feature in features()), *(offer.name for offer in offers())])
+    return Failure("BP003", f"there is no feature {name!r}", f"use one of: {known}")

@@ -133,7 +133,8 @@ def _prove(plan: Plan, result: Rewrite) -> None:
             found = find_target(_OneModule(new), name)
             if not isinstance(found, Target):
                 raise _unproven(result, f"{name} is not found in it")
-            result.targets[name] = found
+            # Somebody else's function may stand outside of the class that it is bound to.
+            result.targets[name] = found if found.owner else replace(found, owner=plan.target(name).owner)
     for name, found in result.targets.items():
         if not _equals_edited(plan, name, found):
             raise _unproven(result, f"the tree of {name} is not the edited tree")

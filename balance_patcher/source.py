@@ -16,6 +16,7 @@ import re
 import symtable
 import tokenize
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -244,7 +245,12 @@ def module_text(module: str, path: str, display: str, data: bytes) -> ModuleText
 
 
 class Lane:
-    """One vLLM to look at: a name, a source, and the modules read from it so far."""
+    """One vLLM to look at: a name, a source, and the modules read from it so far.
+
+    Where functions of others stand on targets, ``homes`` has for each its name and that target's.
+    """
+
+    homes: Mapping[str, str] = {}
 
     def __init__(self, name: str, source: Source) -> None:
         self.name = name

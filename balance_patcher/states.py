@@ -144,10 +144,19 @@ class TakeOverState:
 
 
 @dataclass(frozen=True)
+class Relation:
+    """What a feature says of another one, and why."""
+
+    feature: str
+    why: str
+
+
+@dataclass(frozen=True)
 class FeatureState:
     """One feature in this process.
 
     Attributes:
+        distribution: Name and version of the distribution that brings it; empty for one of balance_patcher's own.
         declared: The file that declares it.
         digest: Over all of its declarations.
         armed: Whether an engine core of this process would ask for a decision on it.
@@ -162,11 +171,16 @@ class FeatureState:
         rebased: Every class that got other bases.
         stale: Names in loaded modules that still mean what was replaced.
         launches: The ways in which vLLM starts engine cores, and what is known of the feature there.
+        needs: Features that must run where it runs.
+        conflicts: Features that must not.
+        after: Features whose edits come before its own.
+        remove_when: What must be true upstream so that it can go; all of it.
         failures: What is wrong with it here.
     """
 
     name: str
     summary: str
+    distribution: str
     declared: str
     digest: str
     armed: bool
@@ -182,6 +196,10 @@ class FeatureState:
     rebased: tuple[str, ...]
     stale: tuple[str, ...]
     launches: tuple[LaunchPath, ...]
+    needs: tuple[Relation, ...]
+    conflicts: tuple[Relation, ...]
+    after: tuple[str, ...]
+    remove_when: tuple[str, ...]
     failures: tuple[Failure, ...]
 
 

@@ -30,7 +30,7 @@ class Target:
         text: The module.
         qualname: ``Class.method`` or ``function``.
         node: Its definition.
-        owner: Its class, if it has one.
+        owner: Its class, if it has one; of somebody else's function, the class of the target that it stands on.
     """
 
     text: ModuleText
@@ -110,6 +110,9 @@ def find_target(lane: Lane, name: str) -> Target | Failure:
     meanings = [*functions, *rebindings(scope, last)] if functions else []
     if len(meanings) != 1:
         return _no_definition(text, name, last, "function", meanings, scope, "")
+    if owner is None and name in lane.homes:
+        stands = find_target(lane, lane.homes[name])
+        owner = stands.owner if isinstance(stands, Target) else None
     return Target(text, qualname, functions[0], owner)
 
 

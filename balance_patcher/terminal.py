@@ -20,6 +20,7 @@ from .build import Compiled, compile_plan
 from .delta import APART
 from .errors import Failure, Outcome
 from .feature import Feature
+from .marked import marked_diff, marked_through, shared, sign_of
 from .plan import make_plan
 from .report import FeatureReport, LaneReport, Report, footer, place
 from .rewrite import Rewrite
@@ -164,17 +165,20 @@ def show_features(lane: Lane, features: Sequence[Feature], only: str | None, con
 
 
 def _parts(lane: Lane, feature: Feature, only: str | None, mode: str) -> Iterator[tuple[str, str, int]]:
-    """Target, text and number of its first line."""
+    """Target, text and number of its first line; 0 for a diff that is marked."""
     plan = make_plan(lane, feature)
     rewrites, compiled = compile_plan(plan)
     edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, APART) for s in steps)}
     for result in rewrites.values():
         for name, target in result.targets.items():
             if name in edited and only in (None, name):
-                yield name, _spliced(result, target, plan.target(name), mode), target.node.lineno
+                marked = mode == "diff" and shared(plan, name)
+                text = marked_diff(plan, result) if marked else _spliced(result, target, plan.target(name), mode)
+                yield name, text, 0 if marked else target.node.lineno
     for item in compiled:
         if item.through and only in (None, item.target):
-            yield item.target, _through(item, mode), 1
+            marked = mode == "diff" and shared(plan, item.target)
+            yield item.target, marked_through(plan, item) if marked else _through(item, mode), 0 if marked else 1
 
 
 def _spliced(result: Rewrite, target: Target, before: Target, mode: str) -> str:
@@ -217,7 +221,10 @@ def _range(first: int, last: int) -> str:
 
 
 def _code(console: Console, text: str, language: str, first: int = 1) -> None:
-    if console.is_terminal:
+    if console.is_terminal and not first:
+        for line in text.splitlines():
+            console.print(Text(line, {"+": "green", "-": "red"}.get(sign_of(line), "")), soft_wrap=True)
+    elif console.is_terminal:
         console.print(
             Syntax(text, language, line_numbers=language == "python", start_line=first, background_color="default")
         )

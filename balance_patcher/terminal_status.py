@@ -81,7 +81,12 @@ def _feature(feature: FeatureState, width: int | None) -> Iterator[Text]:
     colour = {"active": "green", "installed": "yellow"}.get(state, "cyan")
     yield Text.assemble((f"{feature.name}  {feature.declared}  digest {feature.digest}", "bold"), "  ", (state, colour))
     yield from _table(feature.deltas)
-    rows = [("why", feature.why)]
+    rows = [("brought by", feature.distribution)] if feature.distribution else []
+    rows += [("why", feature.why)]
+    rows += [("needs", f"{other.feature}: {other.why}") for other in feature.needs]
+    rows += [("excludes", f"{other.feature}: {other.why}") for other in feature.conflicts]
+    rows += [("comes after", ", ".join(feature.after))] if feature.after else []
+    rows += [("can go when", text) for text in feature.remove_when]
     rows += [(f"decision {made.engine}", made.reason) for made in feature.decisions]
     rows += [("running", f"digest {feature.running}")] if feature.running else []
     rows += [("ranks", ", ".join(f"{r.rank} (host={r.host} pid={r.pid})" for r in feature.ranks))] * bool(feature.ranks)

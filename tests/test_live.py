@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -391,3 +392,30 @@ def test_the_process_that_starts_engine_cores_imports_nothing_of_ours_until_it_i
         timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "[]", done.stderr
+
+
+# -- features of other distributions ----------------------------------------------------------
+
+
+class TestOfAnotherDistribution:
+    THEIRS = replace(BALANCE, distribution="somebody-else 1.0")
+
+    def test_off_nobody_has_decided_on_it(self, reports: Reports, lane: Lane) -> None:
+        run_ = reports.run(on=False)
+        for report in run_.reports:
+            state(report)["decisions"] = []
+        found = compare(self.THEIRS, run_, lane, "spawn")
+        assert found.outcome is Outcome.HOLDS
+        assert found.invariants[1].detail == "ranks 0, 1: somebody-else 1.0"
+
+    def test_off_a_decision_on_it_is_told(self, reports: Reports, lane: Lane) -> None:
+        found = compare(self.THEIRS, reports.run(on=False), lane, "spawn")
+        assert codes(found) == ["BP609"]
+
+    def test_on_it_is_looked_at_like_ours(self, reports: Reports, lane: Lane) -> None:
+        assert compare(self.THEIRS, reports.run(on=True), lane, "spawn").outcome is Outcome.HOLDS
+
+    def test_it_is_asked_for_by_its_name(self) -> None:
+        assert live._example(self.THEIRS) == {"balance_patcher": {"features": ["balance"]}}
+        assert live._example(BALANCE) == BALANCE.enabling.example  # type: ignore[union-attr]
+        assert live._example(replace(BALANCE, enabling=None)) == {}

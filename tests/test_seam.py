@@ -216,7 +216,8 @@ def test_cap_and_operator_follow_the_method(seamed: Copy) -> None:
 @on_two
 def test_all_features_share_the_function_beside_the_seam(version: str, seamed: Copy) -> None:
     lane = lane_of(seamed(version))
-    _, compiled = compile_plan(make_plan(lane, compose(at_work([f for f in features() if f.runtime is not None], lane))))
+    together = compose(at_work([feature for feature in features() if feature.runtime is not None], lane))
+    _, compiled = compile_plan(make_plan(lane, together))
     assert SEAM in [item.target for item in compiled]
 
 

@@ -124,6 +124,8 @@ def test_the_keys_of_the_json_are_these() -> None:
         "stale": ("b",),
         "ranks": (inspection.RankState(0, "h", 1),),
         "launches": (LaunchPath("HTTP server", "untested", "no time"),),
+        "needs": (inspection.Relation("other", "why"),),
+        "conflicts": (inspection.Relation("another", "why"),),
         "failures": (failure,),
     }
     whole = Status(**{
@@ -147,8 +149,10 @@ KEYS = {
     "takeovers[]": "feature owner module file ours why",
     "failures[]": FAILURE,
     "failures[].fields": "a",
-    FEATURE: "name summary declared digest armed decisions installed running ranks active why deltas targets bindings "
-    "rebased stale launches failures",
+    FEATURE: "name summary distribution declared digest armed decisions installed running ranks active why deltas "
+    "targets bindings rebased stale launches needs conflicts after remove_when failures",
+    f"{FEATURE}.needs[]": "feature why",
+    f"{FEATURE}.conflicts[]": "feature why",
     f"{FEATURE}.ranks[]": "rank host pid",
     f"{FEATURE}.launches[]": "name standing note test",
     f"{FEATURE}.decisions[]": "engine active reason failures",

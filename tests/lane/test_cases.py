@@ -4,7 +4,11 @@ Those that have a place of their own:
 
 * 5, an import of the patch that was dropped: ``test_live.py``, "declared but not installed";
 * 6, several wrappers on ``run_engine_core``: ``tests/test_launch.py`` and ``test_vllm_ascend.py``;
+* 9, an edit that changes nothing: ``tests/test_plan.py``, and here on this lane's own text;
+* 10, superseded, broken and valid ones, in one feature and in two: ``test_other_distributions.py``;
 * 11, the class keeps asynchronous scheduling: ``test_install.py`` and ``tests/engine``;
+* 13, names that are gone upstream: ``tests/test_names.py``, and here on this lane's own text;
+* 16, somebody else's wrapper: here, and composed with by name in ``test_foreign.py``;
 * 17, prefill and decode roles: ``test_plugin.py``;
 * 18, the gather in the wrong place: ``tests/engine``;
 * 20, dense models: ``test_plugin.py`` (one rank) and here.
@@ -92,6 +96,61 @@ def test_case_8_the_other_order_is_refused_too(caplog, monkeypatch):
     assert "ON rank" not in caplog.text
     assert installed("balance") is None
     monkeypatch.undo()
+
+
+def planned(path, old, new, tmp_path):
+    """Balance on this lane's text with one piece exchanged; the lane itself stays as it is."""
+    import vllm
+
+    from balance_patcher.build import compile_plan
+    from balance_patcher.plan import make_plan
+    from balance_patcher.registry import find_feature
+    from balance_patcher.source import DirSource, Lane
+
+    root = Path(vllm.__file__).parent
+    folder = tmp_path / "vllm"
+    feature = find_feature("balance")
+    for module in {"vllm.version", *(target.partition(":")[0] for target in feature.targets)}:
+        file = f"{module.partition('.')[2].replace('.', '/')}.py"
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        text = (root / file).read_text()
+        assert file != path or old in text
+        (folder / file).write_text(text.replace(old, new) if file == path else text)
+    lane = Lane("changed", DirSource(f"dir:{tmp_path}", tmp_path))
+    return lambda changed=feature: compile_plan(make_plan(lane, changed))
+
+
+def test_case_9_an_edit_that_changes_nothing_is_an_error(tmp_path):
+    """genesis-vllm-patches #12: "applied", and the file unchanged."""
+    from dataclasses import replace
+
+    from balance_patcher.delta import Anchor, Delta, Replace, Variant
+    from balance_patcher.registry import find_feature
+
+    place = planned("", "", "", tmp_path)
+    balance = find_feature("balance")
+    stop = "token_budget = self.max_num_scheduled_tokens"
+    idle = Variant("idle", Anchor(stop), edits=(Replace(stop),))
+    delta = Delta("balance.idle", f"{harness.TARGET}.schedule", "why", "upstream", "never", (idle,))
+    with pytest.raises(PatchError, match=r"BP111.*balance\.idle"):
+        place(replace(balance, deltas=(*balance.deltas, delta)))
+    place()
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "refused"),
+    [
+        ("v1/engine/core.py", "dp_group", {"BP303"}),
+        ("v1/core/sched/scheduler.py", None, {"BP101", "BP113", "BP117"}),
+    ],
+    ids=["an attribute", "the cap"],
+)
+def test_case_13_what_was_renamed_upstream_is_refused_before_anything_runs(path, old, refused, tmp_path):
+    """unsloth #1641, #2093, #1181: no SyntaxError that is swallowed, and no NameError at the first request."""
+    place = planned(path, old or harness.cap_attribute(), "renamed", tmp_path)
+    with pytest.raises(PatchError) as caught:
+        place()
+    assert refused & {failure.code for failure in caught.value.failures}
 
 
 def test_case_15_uninstalling_leaves_no_trace():

@@ -1,0 +1,125 @@
+"""What features say of each other: which they need, which they exclude, and in which order they are had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from .errors import Failure
+from .feature import Feature
+
+
+def excluding(wanted: Sequence[Feature], sources: Mapping[str, str]) -> dict[str, tuple[Failure, ...]]:
+    """For each feature that excludes another one that is asked for too, why; neither can be had (BP709).
+
+    Args:
+        wanted: The features that are asked for.
+        sources: Who asks for each.
+    """
+    found: dict[str, tuple[Failure, ...]] = {}
+    for at, one in enumerate(wanted):
+        for other in wanted[at + 1 :]:
+            why = one.conflicts.get(other.name) or other.conflicts.get(one.name)
+            if why:
+                failure = _excluded(one, other, why, sources)
+                for name in (one.name, other.name):
+                    found[name] = (*found.get(name, ()), failure)
+    return found
+
+
+def _excluded(one: Feature, other: Feature, why: str, sources: Mapping[str, str]) -> Failure:
+    rows = [
+        (side, f"{feature.name!r}, declared {declared(feature)}, asked for by {sources.get(feature.name, 'a caller')}")
+        for side, feature in (("one", one), ("other", other))
+    ]
+    return Failure(
+        "BP709", f"{one.name!r} and {other.name!r} are both asked for: {why}", "switch one of the two off", tuple(rows)
+    )
+
+
+def lacking(feature: Feature, there: Collection[str], wanted: Sequence[Feature]) -> tuple[Failure, ...]:
+    """Which features it needs and has not (BP708).
+
+    Args:
+        feature: The feature that is to be had.
+        there: The names of those that can be had with it.
+        wanted: All that are asked for, to tell one that cannot be had from one that nobody asked for.
+    """
+    asked = {other.name: other for other in wanted}
+    failures = []
+    for name, why in feature.needs.items():
+        if name in there:
+            continue
+        other = asked.get(name)
+        if other is not None and feature.name in _needed(other, asked):
+            what, next_step = "the two need each other", "make one feature of the two"
+        elif other is not None:
+            what, next_step = "which is asked for and cannot run", f"see what is said of {name!r}"
+        else:
+            what, next_step = "which nobody asks for", f"ask for {name!r} too, or switch {feature.name!r} off"
+        rows = (("declared", declared(feature)),)
+        failures.append(Failure("BP708", f"{feature.name!r} needs {name!r}, {what}: {why}", next_step, rows))
+    return tuple(failures)
+
+
+def _needed(feature: Feature, asked: Mapping[str, Feature]) -> set[str]:
+    """Everything that a feature needs, directly and through others."""
+    found: set[str] = set()
+    left = list(feature.needs)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += list(asked[name].needs) if name in asked else []
+    return found
+
+
+def needed_first(features: Sequence[Feature]) -> list[Feature]:
+    """The features by name, but each after those that it needs."""
+    left = sorted(features, key=lambda feature: feature.name)
+    done: list[Feature] = []
+    while left:
+        waiting = {feature.name for feature in left}
+        ready = next((f for f in left if not (f.needs.keys() & waiting - {f.name})), left[0])
+        left.remove(ready)
+        done.append(ready)
+    return done
+
+
+def groups_in_turn(groups: Sequence[Sequence[Feature]]) -> Iterator[list[Feature]]:
+    """Groups of features, each after those that hold what its members need."""
+    left = [needed_first(group) for group in groups]
+    while left:
+        waiting = {id(group): {feature.name for feature in group} for group in left}
+
+        def waits(group: list[Feature], waiting: Mapping[int, set[str]] = waiting) -> bool:
+            needs = {name for feature in group for name in feature.needs}
+            return any(needs & names for key, names in waiting.items() if key != id(group))
+
+        ready = next((group for group in left if not waits(group)), left[0])
+        left.remove(ready)
+        yield ready
+
+
+def compatible(features: Sequence[Feature]) -> Iterator[tuple[Feature, ...]]:
+    """The largest sets of features that do not exclude each other: what may run together."""
+    names = {feature.name: feature for feature in features}
+    against = {
+        name: {other.name for other in features if name in other.conflicts or other.name in feature.conflicts}
+        for name, feature in names.items()
+    }
+
+    def grow(chosen: frozenset[str], open_: frozenset[str], closed: frozenset[str]) -> Iterator[frozenset[str]]:
+        if not open_ and not closed:
+            yield chosen
+        for name in sorted(open_):
+            apart = against[name] | {name}
+            yield from grow(chosen | {name}, open_ - apart, closed - apart)
+            open_, closed = open_ - {name}, closed | {name}
+
+    for found in grow(frozenset(), frozenset(names), frozenset()):
+        yield tuple(names[name] for name in sorted(found))
+
+
+def declared(feature: Feature) -> str:
+    """Where it is declared, and by which distribution if that is not ours."""
+    return f"{feature.declared}{f' of {feature.distribution}' if feature.distribution else ''}"
