@@ -62,6 +62,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP120": ("call shape does not bind", _B),
     "BP121": ("absorbed upstream", _B),
     "BP122": ("no early return of its own", _B),
+    "BP123": ("nothing to patch", _B),
     # invariants
     "BP201": ("hook not called on every path", _B),
     "BP202": ("hook called more than once on a path", _B),

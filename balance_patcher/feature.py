@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .addition import Addition
 from .delta import TARGET, Delta, bad, declared_here, need_all
 from .errors import refuse
 from .pattern import compile_pattern
@@ -67,6 +68,8 @@ class Enabling:
             (:class:`~balance_patcher.joining.Peers`).
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
+        process: Where it is decided: as an ``engine`` core is built, or as a ``worker`` is, which may be in a process
+            of its own. What is said here of an engine core is said of the worker then.
     """
 
     asked: Callable[[Any], str | None]
@@ -76,6 +79,11 @@ class Enabling:
     shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
     started: Callable[[Any, Any], None] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    process: str = "engine"
+
+    def __post_init__(self) -> None:
+        if self.process not in ("engine", "worker"):
+            raise bad(f"a feature is decided in an `engine` or a `worker`, not in {self.process!r}")
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,7 @@ class Feature:
         parts: The features that it is composed of; empty for a declared one.
         stand_in: The module of a host project that it stands in for.
         launches: The ways in which engine cores are started, and what is known of it there.
+        adds: Names that it gives to upstream's own modules and classes.
     """
 
     name: str
@@ -210,6 +219,7 @@ class Feature:
     parts: tuple[Feature, ...] = ()
     stand_in: StandIn | None = None
     launches: tuple[LaunchPath, ...] = ()
+    adds: tuple[Addition, ...] = ()
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)
@@ -219,6 +229,10 @@ class Feature:
             raise bad(f"delta {strange[0]!r} of feature {self.name!r} is not called `{self.name}.WHAT`")
         if not names or len(set(names)) < len(names):
             raise bad(f"feature {self.name!r} needs deltas with names of their own")
+        need_all("adds", self.adds, Addition)
+        places = [place for addition in self.adds for place in addition.places]
+        if len(set(places)) < len(places):
+            raise bad(f"feature {self.name!r} adds {max(places, key=places.count)} twice")
         known = set(names)
         for invariant in self.invariants:
             if isinstance(invariant, Pure):
@@ -235,6 +249,11 @@ class Feature:
             raise bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
         if not any(variant.anchor and invariant.hole in variant.anchor.holes for variant in variants):
             raise bad(f"invariant {invariant.name!r}: {invariant.delta!r} does not bind ${invariant.hole}")
+
+    @property
+    def process(self) -> str:
+        """Where it is decided, ``engine`` or ``worker``; one that nothing can ask for is the engine's."""
+        return self.enabling.process if self.enabling is not None else "engine"
 
     @property
     def targets(self) -> tuple[str, ...]:
