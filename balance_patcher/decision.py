@@ -83,14 +83,15 @@ def _stops() -> bool:
     return switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop"
 
 
-def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
-    """Decide for every feature, install those that are asked for, and store what was decided.
+def decide(engine: Any, vllm_config: Any, process: str = "engine") -> tuple[Decision, ...]:
+    """Decide for every feature of this process, install those that are asked for, and store what was decided.
 
     Runs vLLM's own general plugins first, so that what a host plugin patches is in place.
 
     Args:
-        engine: The engine core that is being built; its data-parallel group exists, its weights do not.
+        engine: The engine core that is being built; its data-parallel group exists, its weights do not. Or the worker.
         vllm_config: Its configuration.
+        process: What it is, ``engine`` or ``worker``; the features that are decided there are decided.
 
     Raises:
         PatchError: If a feature is asked for and cannot run; the engine must not start. A ``ValueError`` too,
@@ -103,7 +104,7 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
         _logger.error("%s", failure)
     _refuse_if_asked_of_a_broken_file(vllm_config)
     with _LOCK:
-        made = _decide_all(engine, vllm_config)
+        made = _decide_all(engine, vllm_config, process)
         for decision in made:
             record(vllm_config, decision.feature, active=decision.active)
         _DECISIONS.append(made)
@@ -164,24 +165,30 @@ def _warn_of_unplaced(names: list[str]) -> None:
         _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
 
 
-def asked_for(vllm_config: Any) -> tuple[str, ...]:
-    """The features that a configuration asks for, and that no host's own copy is trusted with."""
-    rules = [(feature.name, feature.enabling) for feature in features() if left_alone(feature.name) is None]
+def _decided_in(process: str) -> tuple[Feature, ...]:
+    """The features that are decided for an engine core, or for a worker."""
+    return tuple(feature for feature in features() if feature.process == process)
+
+
+def asked_for(vllm_config: Any, process: str = "engine") -> tuple[str, ...]:
+    """The features that a configuration asks for there, and that no host's own copy is trusted with."""
+    rules = [(feature.name, feature.enabling) for feature in _decided_in(process) if left_alone(feature.name) is None]
     return tuple(name for name, rule in rules if rule is not None and rule.asked(vllm_config) is not None)
 
 
-def confirm(engine: Any, vllm_config: Any) -> None:
+def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
     """Look at an engine that has been built, and say what is on in it: one line for each feature.
 
     Args:
-        engine: The engine core; its scheduler exists.
+        engine: The engine core; its scheduler exists. Or the worker; its model runner does not.
         vllm_config: The configuration that was decided on.
+        process: What it is, ``engine`` or ``worker``.
 
     Raises:
         PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
             of which one gathers and another does not would wait for each other.
     """
-    for feature in features():
+    for feature in _decided_in(process):
         rule = feature.enabling
         if rule is None:
             continue
@@ -253,17 +260,18 @@ def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -
             record(vllm_config, decision.feature, active=decision.active)
 
 
-def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
+def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[Decision, ...]:
     """One decision for each feature; what is to be on is installed, those that share a function together."""
-    found = {feature.name: _asked(feature, engine, vllm_config) for feature in features()}
-    wanted = [feature for feature in features() if isinstance(found[feature.name], str)]
+    here = _decided_in(process)
+    found = {feature.name: _asked(feature, engine, vllm_config) for feature in here}
+    wanted = [feature for feature in here if isinstance(found[feature.name], str)]
     if wanted:
         _check_switches(wanted, engine, vllm_config)
     made = {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
     for group in overlapping(wanted):
         sources = {feature.name: str(found[feature.name]) for feature in group}
         made |= {decision.feature: decision for decision in _switch_on(group, sources, engine, vllm_config)}
-    return tuple(made[feature.name] for feature in features())
+    return tuple(made[feature.name] for feature in here)
 
 
 def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
@@ -425,10 +433,11 @@ def _on(
 ) -> str:
     parallel = vllm_config.parallel_config
     rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
+    worker = f" worker={getattr(engine, 'rank', '?')}" if feature.process == "worker" else ""
     placed = [p.delta.name.rpartition(".") for p in installation.built.plan.placements if p.status == "applied"]
     applied = [name for owners, _, name in placed if feature.name in owners.split("+")]
     told = "".join(f"{name}={value} " for name, value in facts.items())
     return (
-        f"{feature.name}: ON rank {rank}/{size} host={socket.gethostname()} {told}source={source} "
+        f"{feature.name}: ON rank {rank}/{size}{worker} host={socket.gethostname()} {told}source={source} "
         f"deltas={','.join(applied)} digest={installation.digest}"
     )

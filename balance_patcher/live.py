@@ -45,6 +45,8 @@ def check_live(chosen: Sequence[Feature], start_method: str, limit: float = LIMI
         PatchError: BP512, if there is no vLLM in this Python.
     """
     lane = Lane("installed", InstalledSource())
+    # Engine cores are looked at when they come to their executor: there is no worker yet.
+    chosen = [feature for feature in chosen if feature.process == "engine"]
     asking = [feature for feature in chosen if feature.enabling is not None and feature.enabling.example]
     runs = [Run(OFF, {})]
     runs += [Run(f.name, f.enabling.example) for f in asking if f.enabling is not None]
