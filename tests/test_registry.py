@@ -27,7 +27,7 @@ FEATURE = Feature("NAME", "A toy.", (STOP,))
 """
 
 #: The features of this repository.
-DECLARED = ["balance", "prefill_preemption"]
+DECLARED = ["balance", "eplb_hooks", "prefill_preemption"]
 
 
 @pytest.fixture
