@@ -26,6 +26,11 @@ def adds(plan: Plan) -> tuple[Addition, ...]:
     return plan.feature.adds if any(placement.status == "applied" for placement in plan.placements) else ()
 
 
+def added_file(addition: Addition) -> str:
+    """The name that tracebacks give the text of an addition."""
+    return f"<balance_patcher {addition.owner} adds>"
+
+
 def check_additions(plan: Plan) -> list[Failure]:
     """No such owner (BP104, BP110), a name that is taken (BP301), or one that the text misses (BP302, BP303)."""
     return [failure for addition in adds(plan) for failure in _check(plan, addition)]
@@ -116,7 +121,7 @@ def make_additions(plan: Plan, live: Any) -> tuple[dict[str, object], dict[str, 
                     f"{place_of(getattr(owner, name))}", *_rows(addition),
                     next="find out who put it there; let one of the two go, or derive from the class instead",
                 )  # fmt: skip
-        filename = f"<balance_patcher {addition.owner} adds>"
+        filename = added_file(addition)
         source = addition.text + "\n"
         namespace: dict[str, object] = {}
         exec(compile_text(source, filename), vars(live(f"{addition.module}:")), namespace)  # noqa: S102 - declared text

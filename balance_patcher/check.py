@@ -34,8 +34,11 @@ def fetch(spec: LaneSpec, features: Sequence[Feature]) -> Source:
     """
     source = open_source(spec.spec)
     modules = dict.fromkeys(target.partition(":")[0] for feature in features for target in feature.targets)
+    modules |= dict.fromkeys(addition.module for feature in features for addition in feature.adds)
     for module in ("vllm._version", *modules):
-        source.read(module.replace(".", "/") + ".py")
+        stem = module.replace(".", "/")
+        if source.read(f"{stem}.py") is None:
+            source.read(f"{stem}/__init__.py")
     return source
 
 

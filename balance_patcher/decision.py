@@ -32,6 +32,8 @@ from .takeover import left_alone
 from .watchdog import threshold
 
 _LOCK = threading.RLock()
+#: Who asks for what a host's plugin has installed by itself.
+BY_CALL = "install()"
 _logger = logging.getLogger("vllm.balance_patcher")
 
 
@@ -208,7 +210,7 @@ def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
             )  # fmt: skip
         _effective(installation, engine, vllm_config)
         _as_agreed(feature, engine, facts)
-        source = rule.asked(vllm_config) or ""
+        source = rule.asked(vllm_config) or BY_CALL
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
         if rule.started is not None:
             rule.started(engine, ranks.peers(engine, feature.name))
@@ -311,6 +313,8 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
     if left is not None:
         reason = f"{feature.name}: OFF because {left}"
         return Decision(feature.name, active=False, reason=reason, source=source)
+    if source is None and feature.runtime is None and installed(feature.name) is not None:
+        return BY_CALL  # in place, and no class of its own that could be switched off: where it is bound it is on
     if source is None:
         reason = f"{feature.name}: OFF because the configuration does not ask for it"
         return Decision(feature.name, active=False, reason=reason)

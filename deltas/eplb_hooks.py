@@ -29,6 +29,9 @@ called on. So a runner derived from one of those either makes its own state ther
 name in the runner's module, from its general plugin. ``EplbStats`` is imported from ``vllm.distributed.eplb.eplb_state``,
 as ever, or from ``vllm.distributed.eplb.policy``, which can be imported without the whole state.
 
+States that were made before the hooks were there keep upstream's policy, which no longer fits: they are decided before a
+worker makes its model runner, and a plugin that installs them by a call does so before that, too.
+
 What vLLM checks of an ``EPLBConfig`` stays as it is; that the asynchronous worker and NCCL exclude each other too.
 """
 

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import inspect
 import multiprocessing
+import os
 import socket
 from types import SimpleNamespace
 
@@ -52,6 +53,7 @@ def ranks():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    os.environ["VLLM_DIST_IDENT"] = str(port)  # by which the ranks of a CPU know each other, as its worker sets it
     ours, theirs = context.Pipe()
     process = context.Process(target=world.other_rank, args=(port, theirs, SEEDS), daemon=True)
     process.start()
@@ -63,6 +65,7 @@ def ranks():
         assert ours.poll(60), "the other rank did not finish"
         other = ours.recv()
     finally:
+        del os.environ["VLLM_DIST_IDENT"]
         process.join(10)
         if process.is_alive():
             process.kill()

@@ -155,6 +155,22 @@ def test_armed_by_the_general_plugin_within_init_worker_is_early_enough(monkeypa
     assert wrapper.worker.after
 
 
+def test_a_hosts_plugin_may_ask_by_a_call(monkeypatch, caplog):
+    import vllm.plugins
+
+    import balance_patcher
+
+    caplog.set_level(logging.INFO, "vllm.balance_patcher")
+    monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: balance_patcher.install("eplb_hooks"))
+    for number in range(2):  # a second worker in this process finds it there
+        assert worker(config(), rank=number).after
+        assert last().active
+    assert [line.partition("source=")[2].split()[0] for line in caplog.messages if "eplb_hooks: ON" in line] == [
+        "install()",
+        "install()",
+    ]
+
+
 def test_armed_before_the_workers_are_imported_they_are_guarded_on_import(monkeypatch):
     module = sys.modules[workers.WORKER_MODULE]
     plugin.disarm()
