@@ -16,6 +16,7 @@ from typing import Any
 from .build import Built
 from .errors import Failure
 from .feature import Feature
+from .origins import MISSING
 from .proof import inner_functions
 
 #: How many bindings and rebased classes there are, and which targets are hooked.
@@ -26,7 +27,7 @@ _PYTHONS_OWN = frozenset({"__dict__", "__weakref__", "__abstractmethods__", "_ab
 
 @dataclass(frozen=True)
 class Binding:
-    """One attribute that was changed: whose, what was there, what is there now."""
+    """One attribute that was changed: whose, what was there (``MISSING`` for nothing), what is there now."""
 
     owner: Any
     name: str
@@ -86,9 +87,16 @@ class Installation:
         return mro[: mro.index(upstream)] if upstream in mro else mro[:1]
 
     def hooks(self, feature: str) -> tuple[str, ...]:
-        """The targets outside of the runtime classes that a feature edits: the installed one or a part of it."""
-        targets = next((f.targets for f in (self.feature, *self.feature.parts) if f.name == feature), ())
-        return tuple(t for t in targets if t in self.built.functions and t.rpartition(".")[0] not in self.built.classes)
+        """The places outside of the runtime classes that a feature fills: what it adds, then the targets that it edits.
+
+        The feature is the installed one or a part of it.
+        """
+        found = next((f for f in (self.feature, *self.feature.parts) if f.name == feature), None)
+        if found is None:
+            return ()
+        added = tuple(place for addition in found.adds for place in addition.places if place in self.built.added)
+        targets = [t for t in found.targets if t in self.built.functions]
+        return (*added, *(t for t in targets if t.rpartition(".")[0] not in self.built.classes))
 
     @property
     def mark(self) -> Mark:
@@ -211,7 +219,8 @@ def kept_by_others(installation: Installation) -> Iterator[Failure]:
 
 def stale(installation: Installation) -> list[str]:
     """Names in loaded modules that still mean what was replaced, a class or a function: ``module.name``."""
-    replaced = {id(before): b for b in installation.bindings for before in (b.before, _plain(b.before))}
+    real = [binding for binding in installation.bindings if binding.before is not MISSING]
+    replaced = {id(before): b for b in real for before in (b.before, _plain(b.before))}
     found = []
     for module_name, module in sorted(sys.modules.items()):
         # What stands there need not be a module, other threads import while this looks, and of the values only

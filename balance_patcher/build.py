@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+from .adding import check_additions, make_additions
 from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature, RuntimeClass
@@ -68,6 +69,7 @@ class Built:
         classes: The runtime classes by the upstream class that they extend (``module:Class``).
         texts: What runs, by the file name that tracebacks give it.
         homes: The functions of others that the plan edits, each with the target that it stands on.
+        added: What upstream's modules and classes get under names of their own, by place.
     """
 
     feature: Feature
@@ -78,6 +80,7 @@ class Built:
     classes: dict[str, type] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     homes: Mapping[str, str] = field(default_factory=dict)
+    added: dict[str, object] = field(default_factory=dict)
 
 
 def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
@@ -86,7 +89,7 @@ def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
     Raises:
         PatchError: With every failure of placing, naming, splicing and compiling.
     """
-    failures = [*plan.all_failures, *check_names(plan)]
+    failures = [*plan.all_failures, *check_names(plan), *check_additions(plan)]
     if failures:
         raise PatchError(*failures)
     rewrites = rewrite(plan)
@@ -188,6 +191,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
     except PatchError as error:
         failures += error.failures
     failures += [failure for finding in check_invariants(plan, rewrites) for failure in finding.failures]
+    failures += _nothing(plan)
     proven, unproven = _prove_all(plan, moved)
     failures += unproven
     if failures or rewrites is None:
@@ -202,7 +206,19 @@ def _build(feature: Feature, lane: Lane) -> Built:
         built.classes[feature.runtime.base] = _runtime_class(feature.runtime, plan)
     for item in compiled:
         _rebuild(built, item, *proven[item.target])
+    built.added, texts = make_additions(plan, _live)
+    for filename, text in texts.items():
+        show(filename, text)
+        built.texts[filename] = text
     return built
+
+
+def _nothing(plan: Plan) -> Iterator[Failure]:
+    """A feature of which every target is missing cannot be installed there: it would be on and do nothing."""
+    if all(placement.status == "not-applicable" and placement.variant is None for placement in plan.placements):
+        reasons = dict.fromkeys(placement.why for placement in plan.placements)
+        what = f"{plan.feature.name} in vLLM {plan.lane.version or 'of an unknown version'}: {'; '.join(reasons)}"
+        yield Failure("BP127", what, f"switch {plan.feature.name} off with this vLLM")
 
 
 def _prove_all(plan: Plan, moved: Moved) -> tuple[dict[str, tuple[object, FunctionType]], list[Failure]]:

@@ -35,8 +35,11 @@ def fetch(spec: LaneSpec, features: Sequence[Feature]) -> Source:
     """
     source = open_source(spec.spec)
     modules = dict.fromkeys(target.partition(":")[0] for feature in features for target in feature.targets)
+    modules |= dict.fromkeys(addition.module for feature in features for addition in feature.adds)
     for module in ("vllm._version", *modules):
-        source.read(module.replace(".", "/") + ".py")
+        stem = module.replace(".", "/")
+        if source.read(f"{stem}.py") is None:
+            source.read(f"{stem}/__init__.py")
     return source
 
 
@@ -98,7 +101,9 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
     for finding in check_invariants(plan, rewrites):
         report.invariants.append(InvariantReport(finding.name, finding.status, finding.detail))
         report.failures += [failure for failure in finding.failures if failure not in report.failures]
-    for shape in feature.call_shapes:
+    # Where there is nothing to patch, nothing of ours is called.
+    shapes = feature.call_shapes if any(p.status != "not-applicable" for p in plan.placements) else ()
+    for shape in shapes:
         called, failure = _call(lane, plan, shape, rewrites)
         report.calls.append(called)
         report.failures += [failure] if failure else []
@@ -144,7 +149,7 @@ def _detail(placement: Placement) -> str:
     if placement.failures:
         return placement.failures[0].headline
     if placement.target is None:
-        return placement.delta.unless_missing
+        return placement.why
     if placement.variant and placement.variant.note and placement.status != "applied":
         return placement.variant.note
     parts = [f"{name} {render_bound(value)}" for name, value in placement.bound.items() if _short(value)]
@@ -179,7 +184,7 @@ def _absorbed(placement: Placement) -> Failure:
 def _call(
     lane: Lane, plan: Plan, shape: CallShape, rewrites: dict[str, Rewrite] | None
 ) -> tuple[CallReport, Failure | None]:
-    name = shape.target.rpartition(".")[2]
+    name = shape.target.rpartition(":")[2].rpartition(".")[2]
     text = f"{name}({shape.arguments})"
     result = (rewrites or {}).get(shape.target.partition(":")[0])
     target = result.targets.get(shape.target) if result else None

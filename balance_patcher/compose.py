@@ -58,6 +58,7 @@ def compose(features: Sequence[Feature]) -> Feature:
         invariants=tuple(invariant for part in parts for invariant in part.invariants),
         call_shapes=tuple(dict.fromkeys(shape for part in parts for shape in part.call_shapes)),
         parts=tuple(parts),
+        adds=tuple(addition for part in parts for addition in part.adds),
     )
 
 

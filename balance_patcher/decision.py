@@ -34,6 +34,8 @@ from .takeover import left_alone
 from .watchdog import threshold
 
 _LOCK = threading.RLock()
+#: Who asks for what a host's plugin has installed by itself.
+BY_CALL = "install()"
 _logger = logging.getLogger("vllm.balance_patcher")
 
 
@@ -85,14 +87,15 @@ def _stops() -> bool:
     return switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop"
 
 
-def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
-    """Decide for every feature, install those that are asked for, and store what was decided.
+def decide(engine: Any, vllm_config: Any, process: str = "engine") -> tuple[Decision, ...]:
+    """Decide for every feature of this process, install those that are asked for, and store what was decided.
 
     Runs vLLM's own general plugins first, so that what a host plugin patches is in place.
 
     Args:
-        engine: The engine core that is being built; its data-parallel group exists, its weights do not.
+        engine: The engine core that is being built; its data-parallel group exists, its weights do not. Or the worker.
         vllm_config: Its configuration.
+        process: What it is, ``engine`` or ``worker``; the features that are decided there are decided.
 
     Raises:
         PatchError: If a feature is asked for and cannot run; the engine must not start. A ``ValueError`` too,
@@ -105,7 +108,7 @@ def decide(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
         _logger.error("%s", failure)
     _refuse_if_asked_of_a_broken_file(vllm_config)
     with _LOCK:
-        made = _decide_all(engine, vllm_config)
+        made = _decide_all(engine, vllm_config, process)
         for decision in made:
             record(vllm_config, decision.feature, active=decision.active)
         _DECISIONS.append(made)
@@ -166,11 +169,18 @@ def _warn_of_unplaced(names: list[str]) -> None:
         _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
 
 
-def asked_for(vllm_config: Any) -> tuple[str, ...]:
-    """The features that are asked for, and that no host's own copy is trusted with."""
-    rules = {feature.name: _rule(feature) for feature in features()}
+def _decided_in(process: str, others: Sequence[Feature] = ()) -> tuple[Feature, ...]:
+    """The features that are decided for an engine core, or for a worker; with those of other distributions."""
+    return tuple(feature for feature in (*features(), *others) if feature.process == process)
+
+
+def asked_for(vllm_config: Any, process: str = "engine") -> tuple[str, ...]:
+    """The features that are asked for there, and that no host's own copy is trusted with."""
+    rules = {feature.name: _rule(feature) for feature in _decided_in(process)}
     by_rule = [name for name, rule in rules.items() if rule.asked(vllm_config) is not None]
-    names = dict.fromkeys([*by_rule, *asked_by_name(vllm_config)])
+    named = asked_by_name(vllm_config)
+    elsewhere = {feature.name for feature in (*features(), *of_others(named)[0]) if feature.process != process}
+    names = dict.fromkeys([*by_rule, *(name for name in named if name not in elsewhere)])
     return tuple(name for name in names if left_alone(name) is None)
 
 
@@ -185,19 +195,20 @@ def _source(feature: Feature, vllm_config: Any) -> str | None:
     return named if named or feature.distribution else _rule(feature).asked(vllm_config)
 
 
-def confirm(engine: Any, vllm_config: Any) -> None:
+def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
     """Look at an engine that has been built, and say what is on in it: one line for each feature.
 
     Args:
-        engine: The engine core; its scheduler exists.
+        engine: The engine core; its scheduler exists. Or the worker; its model runner does not.
         vllm_config: The configuration that was decided on.
+        process: What it is, ``engine`` or ``worker``.
 
     Raises:
         PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
             of which one gathers and another does not would wait for each other.
     """
     others, _ = of_others(asked_by_name(vllm_config))
-    for feature in (*features(), *others):
+    for feature in _decided_in(process, others):
         rule = _rule(feature)
         installation = installed(feature.name)
         on = bool(decided(vllm_config, feature.name))
@@ -215,7 +226,7 @@ def confirm(engine: Any, vllm_config: Any) -> None:
             )  # fmt: skip
         _effective(installation, engine, vllm_config)
         _as_agreed(feature, engine, facts)
-        source = _source(feature, vllm_config) or ""
+        source = _source(feature, vllm_config) or BY_CALL
         _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
         if rule.started is not None:
             rule.started(engine, ranks.peers(engine, feature.name))
@@ -267,11 +278,12 @@ def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -
             record(vllm_config, decision.feature, active=decision.active)
 
 
-def _decide_all(engine: Any, vllm_config: Any) -> tuple[Decision, ...]:
+def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[Decision, ...]:
     """One decision for each feature; what is to be on is installed, those that share a function together."""
     named = asked_by_name(vllm_config)
     others, lost = of_others(named)
-    known = (*features(), *others)
+    known = _decided_in(process, others)
+    lost = {name: failures for name, failures in lost.items() if process == "engine"}
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in known}
     wanted = [feature for feature in known if isinstance(found[feature.name], str)]
     if wanted:
@@ -335,6 +347,8 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
     if left is not None:
         reason = f"{feature.name}: OFF because {left}"
         return Decision(feature.name, active=False, reason=reason, source=source)
+    if source is None and feature.runtime is None and installed(feature.name) is not None:
+        return BY_CALL  # in place, and no class of its own that could be switched off: where it is bound it is on
     if source is None:
         reason = f"{feature.name}: OFF because the configuration does not ask for it"
         return Decision(feature.name, active=False, reason=reason)
@@ -479,10 +493,11 @@ def _on(
 ) -> str:
     parallel = vllm_config.parallel_config
     rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
+    worker = f" worker={getattr(engine, 'rank', '?')}" if feature.process == "worker" else ""
     placed = [p.delta.name.rpartition(".") for p in installation.built.plan.placements if p.status == "applied"]
     applied = [name for owners, _, name in placed if feature.name in owners.split("+")]
     told = "".join(f"{name}={value} " for name, value in facts.items())
     return (
-        f"{feature.name}: ON rank {rank}/{size} host={socket.gethostname()} {told}source={source} "
+        f"{feature.name}: ON rank {rank}/{size}{worker} host={socket.gethostname()} {told}source={source} "
         f"deltas={','.join(applied)} digest={installation.digest}"
     )

@@ -348,6 +348,8 @@ class Delta:
         after: Deltas that come before this one where both edit at one point.
         unless_missing: Why there is nothing to patch where upstream has no such module, class or function: the
             status is ``not-applicable`` then. Without it, a missing target is a failure.
+        not_with: Upstream functions that only an older shape has, each with the reason why there is nothing to patch
+            beside it: the status is ``not-applicable`` where one is there. That one is gone says nothing.
     """
 
     name: str
@@ -358,6 +360,7 @@ class Delta:
     variants: tuple[Variant, ...]
     after: tuple[str, ...] = ()
     unless_missing: str = ""
+    not_with: Mapping[str, str] = field(default_factory=dict)
     declared: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -368,11 +371,14 @@ class Delta:
         names = [variant.name for variant in self.variants]
         if len(set(names)) < len(names):
             raise bad(f"delta {self.name!r} has two variants of one name")
+        for name, why in self.not_with.items():
+            if not TARGET.fullmatch(name) or not why.strip():
+                raise bad(f"`not_with` of {self.name!r} is `module:Qual.name` and a reason: {name!r}, {why!r}")
         for label in ("why", "upstream", "remove_when"):
             if not getattr(self, label).strip():
                 raise bad(f"delta {self.name!r} does not say `{label}`")
         if not self.declared:
-            object.__setattr__(self, "declared", _where())
+            object.__setattr__(self, "declared", declared_at())
 
     @property
     def module(self) -> str:
@@ -388,7 +394,7 @@ def _check_target(whose: str, target: str) -> None:
         raise bad(f"the target of {whose} is not written `module:Qual.name`: {target!r}")
 
 
-def _where() -> str:
+def declared_at() -> str:
     """``deltas/balance.py:41``: the line of the declaration that is being made."""
     frame = sys._getframe(1)  # noqa: SLF001 - a tenth of the time of `inspect.stack`
     while frame.f_back and frame.f_globals.get("__name__", "").rpartition(".")[0] == __package__:
@@ -399,7 +405,7 @@ def _where() -> str:
 
 def bad(what: str, *rows: tuple[str, str]) -> PatchError:
     """The error (BP002) for a wrong declaration, with the line that it stands on."""
-    return refuse("BP002", what, *rows, ("declared", _where()), next="mend the declaration; nothing was patched")
+    return refuse("BP002", what, *rows, ("declared", declared_at()), next="mend the declaration; nothing was patched")
 
 
 def need_all(what: str, values: object, kind: Any) -> None:
@@ -414,4 +420,4 @@ def declared_here(compiled: Callable[[], _T]) -> _T:
     try:
         return compiled()
     except PatchError as error:
-        raise PatchError(*(failure.with_fields(("declared", _where())) for failure in error.failures)) from None
+        raise PatchError(*(failure.with_fields(("declared", declared_at())) for failure in error.failures)) from None

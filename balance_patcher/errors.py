@@ -65,6 +65,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP123": ("orders contradict each other", _B),
     "BP125": ("only a part of a change is there", _B),
     "BP126": ("nothing to install", _B),
+    "BP127": ("nothing to patch", _B),
     # invariants
     "BP201": ("hook not called on every path", _B),
     "BP202": ("hook called more than once on a path", _B),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .addition import Addition
 from .delta import TARGET, Anchor, Delta, Override, bad, declared_here, need_all
 from .errors import refuse
 from .pattern import compile_pattern
@@ -80,6 +81,8 @@ class Enabling:
             (:class:`~balance_patcher.joining.Peers`).
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
+        process: Where it is decided: as an ``engine`` core is built, or as a ``worker`` is, which may be in a process
+            of its own. What is said here of an engine core is said of the worker then.
     """
 
     asked: Callable[[Any], str | None] = _nobody
@@ -89,6 +92,11 @@ class Enabling:
     shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
     started: Callable[[Any, Any], None] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    process: str = "engine"
+
+    def __post_init__(self) -> None:
+        if self.process not in ("engine", "worker"):
+            raise bad(f"a feature is decided in an `engine` or a `worker`, not in {self.process!r}")
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,7 @@ class Feature:
         conflicts: Other features, by name, that must not run where it runs, each with the reason.
         after: Features whose edits come before its own where both edit at one point.
         distribution: The distribution that brings it; empty for one of this repository. The registry sets it.
+        adds: Names that it gives to upstream's own modules and classes.
     """
 
     name: str
@@ -267,6 +276,7 @@ class Feature:
     conflicts: Mapping[str, str] = field(default_factory=dict)
     after: tuple[str, ...] = ()
     distribution: str = field(default="", compare=False)
+    adds: tuple[Addition, ...] = ()
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)
@@ -277,6 +287,10 @@ class Feature:
             raise bad(f"delta {strange[0]!r} of feature {self.name!r} is not called `{self.name}.WHAT`")
         if not names or len(set(names)) < len(names):
             raise bad(f"feature {self.name!r} needs deltas with names of their own")
+        need_all("adds", self.adds, Addition)
+        places = [place for addition in self.adds for place in addition.places]
+        if len(set(places)) < len(places):
+            raise bad(f"feature {self.name!r} adds {max(places, key=places.count)} twice")
         known = set(names)
         for invariant in self.invariants:
             if isinstance(invariant, Pure):
@@ -316,6 +330,11 @@ class Feature:
     def may_be_idle(self) -> bool:
         """Whether there is a known vLLM that needs nothing of it: each delta has a shape without edits."""
         return all(any(variant.status != "applied" for variant in delta.variants) for delta in self.deltas)
+
+    @property
+    def process(self) -> str:
+        """Where it is decided, ``engine`` or ``worker``; one that nothing can ask for is the engine's."""
+        return self.enabling.process if self.enabling is not None else "engine"
 
     @property
     def targets(self) -> tuple[str, ...]:

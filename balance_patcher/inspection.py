@@ -164,10 +164,10 @@ def _placements(
 
 
 def _decisions(name: str) -> Iterator[DecisionState]:
-    for engine, made in enumerate(decisions()):
-        for decision in made:
-            if decision.feature == name:
-                yield DecisionState(engine, decision.active, decision.reason, decision.failures)
+    # Engine cores and workers decide on other features: each is counted among its own kind.
+    found = [decision for made in decisions() for decision in made if decision.feature == name]
+    for engine, decision in enumerate(found):
+        yield DecisionState(engine, decision.active, decision.reason, decision.failures)
 
 
 def _why(

@@ -20,6 +20,7 @@ from .build import build
 from .compose import compose, overlapping
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
+from .origins import MISSING
 from .registry import find_feature
 from .standin import Bind
 
@@ -176,12 +177,15 @@ def _hook_steps(installation: Installation, feature: str) -> Iterator[Callable[[
 
 
 def _hook(installation: Installation, target: str) -> None:
-    owner, _, name = target.rpartition(".")
-    module, _, qualname = owner.partition(":")
+    module, _, qualname = target.partition(":")
+    *owners, name = qualname.split(".")  # of a module-level function there is no owner but the module
     found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
+    for part in owners:
         found = getattr(found, part)
     installation.hooked.add(target)
+    if target in installation.built.added:
+        _change(installation, found, name, MISSING, installation.built.added[target])
+        return
     before = vars(found)[name]
     ours = _like(before, installation.built.functions[target])
     for owner in (found, *_actors(found, name, before)):
@@ -209,8 +213,12 @@ def _like(before: object, function: Any) -> object:
 
 
 def _bind(installation: Installation, owner: Any, name: str, value: object) -> None:
+    _change(installation, owner, name, vars(owner)[name], value)
+
+
+def _change(installation: Installation, owner: Any, name: str, before: object, value: object) -> None:
     # Noted before it is done: an interrupt between the two must not leave it behind.
-    installation.bindings.append(Binding(owner, name, vars(owner)[name], value))
+    installation.bindings.append(Binding(owner, name, before, value))
     setattr(owner, name, value)
 
 
@@ -264,7 +272,10 @@ def _roll_back(installation: Installation, mark: Mark) -> None:
     bindings, rebased, hooked = mark
     for binding in reversed(installation.bindings[bindings:]):
         try:
-            setattr(binding.owner, binding.name, binding.before)
+            if binding.before is MISSING:
+                delattr(binding.owner, binding.name)
+            else:
+                setattr(binding.owner, binding.name, binding.before)
         except BaseException as error:  # noqa: BLE001 - raised below, when the rest is back
             failed.append(error)
     for subclass, bases, _ in reversed(installation.rebased[rebased:]):

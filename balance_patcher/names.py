@@ -36,7 +36,8 @@ def check_names(plan: Plan) -> list[Failure]:
         if placement.target is None or placement.status != "applied":
             continue
         scope = _Scope(placement.target)
-        chain = ClassChain(plan.lane, _home(plan, placement.target))
+        home = _home(plan, placement.target)
+        chain = ClassChain(plan.lane, home.text, home.owner)
         brought = (_provided(plan, placement.target) | set(placement.exports)) - carried
         carried |= brought
         failures += [
@@ -97,6 +98,13 @@ def _loaded(tree: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[str]
         yield from _loaded(node, local)
 
 
+def known_in(text: ModuleText) -> set[str]:
+    """The names that a module itself has."""
+    symbols = text.symbols.get_symbols()
+    known = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    return known | {"__name__", "__file__", "__doc__"}
+
+
 @dataclass
 class _Scope:
     """What names a target's function and module have."""
@@ -104,13 +112,8 @@ class _Scope:
     target: Target
 
     def __post_init__(self) -> None:
-        text = self.target.text
-        top = text.symbols
-        self.module = {
-            s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
-        }
-        self.module |= {"__name__", "__file__", "__doc__"}
-        self.table = _function_table(top, self.target)
+        self.module = known_in(self.target.text)
+        self.table = _function_table(self.target.text.symbols, self.target)
         self.local = {s.get_name() for s in self.table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
         self.parameters = {s.get_name() for s in self.table.get_symbols() if s.is_parameter()}
         self.everywhere = set(_all_symbols(self.table))
@@ -179,8 +182,7 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
         known.add(RESULT)
     yield from _unknown(tree, known, target, placement, step.text)
     yield from _shadowed(Template(step.template), scope.local | scope.module, scope, placement)
-    provided = _provided(plan, target)
-    yield from _attributes(tree, target, placement, chain, provided)
+    yield from _attributes(tree, target, placement, chain, _provided(plan, target) | _added(plan, target))
     if "super" in set(_loaded(tree)) and not isinstance(step.edit, APART):
         used = {"__class__", "super"} & scope.everywhere
         if used:
@@ -227,7 +229,8 @@ def _check_export(
     yield from _shadowed(Template(text), scope.local | scope.module, scope, placement)
     label = f"export {name!r}: {text}"
     yield from _unknown(tree, known, scope.target, placement, label)
-    yield from _attributes(tree, scope.target, placement, chain, _provided(plan, scope.target))
+    provided = _provided(plan, scope.target) | _added(plan, scope.target)
+    yield from _attributes(tree, scope.target, placement, chain, provided)
 
 
 def _unknown(tree: ast.AST, known: set[str], target: Target, placement: Placement, text: str) -> Iterator[Failure]:
@@ -264,6 +267,12 @@ def _provided(plan: Plan, target: Target) -> frozenset[str]:
     runtime: RuntimeClass | None = plan.feature.runtime
     owner = plan.lane.homes.get(target.name, target.name).rpartition(".")[0]
     return runtime.provides if runtime is not None and runtime.base == owner else frozenset()
+
+
+def _added(plan: Plan, target: Target) -> frozenset[str]:
+    """The names that the feature adds to a target's own class."""
+    owner = target.name.rpartition(".")[0]
+    return frozenset(name for addition in plan.feature.adds if addition.owner == owner for name in addition.names)
 
 
 def _attributes(
@@ -306,9 +315,9 @@ def _failure(
 class ClassChain:
     """The attributes of a class and its bases, read from their text; bases are opened only when needed."""
 
-    def __init__(self, lane: Lane, target: Target) -> None:
+    def __init__(self, lane: Lane, text: ModuleText, owner: ast.ClassDef | None) -> None:
         self.lane = lane
-        self._classes: list[tuple[ModuleText, ast.ClassDef]] = [(target.text, target.owner)] if target.owner else []
+        self._classes: list[tuple[ModuleText, ast.ClassDef]] = [(text, owner)] if owner else []
         self._opened = 0
 
     @property

@@ -14,6 +14,9 @@ from typing import Any
 
 from .proof import reached
 
+#: What stands where nothing stands: an attribute that is to be added.
+MISSING = object()
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -38,6 +41,8 @@ class Origin:
 
 def origin_of(live: Any) -> Origin:
     """Where a function, class or other attribute was defined."""
+    if live is MISSING:
+        return Origin("nothing", "", None, None)
     plain = live.__func__ if isinstance(live, (staticmethod, classmethod)) else live
     if isinstance(plain, FunctionType):
         module = str(plain.__globals__.get("__name__", plain.__module__))

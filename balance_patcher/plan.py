@@ -56,7 +56,8 @@ class Step:
 class Placement:
     """What became of one delta on one lane.
 
-    ``status`` is ``applied``, ``absorbed``, ``not-applicable`` or ``failed``.
+    ``status`` is ``applied``, ``absorbed``, ``not-applicable`` or ``failed``; ``why`` says why there is nothing to
+    patch, where no variant does.
     """
 
     delta: Delta
@@ -69,6 +70,7 @@ class Placement:
     steps: tuple[Step, ...] = ()
     exports: dict[str, str] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    why: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -130,16 +132,24 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
         if delta.target not in targets:
             targets[delta.target] = find_target(lane, delta.target)
         target = targets[delta.target]
-        if delta.unless_missing and isinstance(target, Failure) and absent(lane, delta.target):
-            placements.append(Placement(delta, "not-applicable"))
-        else:
-            placements.append(_place(lane, delta, target))
+        needless = _needless(lane, delta, target)
+        placements.append(Placement(delta, "not-applicable", why=needless) if needless else _place(lane, delta, target))
     plan = Plan(feature, lane, placements)
     plan.failures += _collisions(plan)
     return plan
 
 
 # -- deltas ----------------------------------------------------------------------------------
+
+
+def _needless(lane: Lane, delta: Delta, target: Target | Failure) -> str:
+    """Why a lane has nothing to patch for a delta; empty where it has."""
+    for older, why in delta.not_with.items():
+        if isinstance(find_target(lane, older), Target):
+            return why
+    if delta.unless_missing and isinstance(target, Failure) and absent(lane, delta.target):
+        return delta.unless_missing
+    return ""
 
 
 def _place(lane: Lane, delta: Delta, target: Target | Failure) -> Placement:

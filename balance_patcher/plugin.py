@@ -17,6 +17,7 @@ from . import takeover
 from .decision import asked_for, confirm, decide, switch, unmake
 from .errors import refuse
 from .finders import WrappedLoader, WrappingFinder, put, take_out
+from .workers import arm_workers, disarm_workers
 
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_CLASS = "EngineCore"
@@ -32,6 +33,7 @@ def _wanted() -> bool:
 def arm() -> None:
     """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once.
 
+    The base of the workers does so too: there what belongs to a worker is decided.
     The modules of other projects that a feature stands in for are watched for from then on.
     """
     if not _wanted():
@@ -42,6 +44,7 @@ def arm() -> None:
             _guard(module)
         else:
             put(_EngineFinder)
+        arm_workers()
         takeover.watch()
 
 
@@ -122,6 +125,7 @@ def disarm() -> None:
     """
     with _LOCK:
         takeover.unwatch()
+        disarm_workers()
         take_out(_EngineFinder)
         module = sys.modules.get(ENGINE_MODULE)
         owner = getattr(module, ENGINE_CLASS, None)

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from .build import Compiled, compile_plan
+from .adding import added_file, adds
+from .build import compile_plan
 from .delta import APART
 from .errors import Failure, Outcome
 from .feature import Feature
@@ -175,10 +176,19 @@ def _parts(lane: Lane, feature: Feature, only: str | None, mode: str) -> Iterato
                 marked = mode == "diff" and shared(plan, name)
                 text = marked_diff(plan, result) if marked else _spliced(result, target, plan.target(name), mode)
                 yield name, text, 0 if marked else target.node.lineno
+                if mode == "diff":
+                    break  # it is the whole module's
     for item in compiled:
         if item.through and only in (None, item.target):
             marked = mode == "diff" and shared(plan, item.target)
-            yield item.target, marked_through(plan, item) if marked else _through(item, mode), 0 if marked else 1
+            text = (
+                marked_through(plan, item)
+                if marked
+                else _whole(item.text, item.filename, mode, "a function of its own")
+            )
+            yield item.target, text, 0 if marked else 1
+    for addition in adds(plan) if only is None else ():
+        yield addition.owner, _whole(addition.text + "\n", added_file(addition), mode, "added"), 1
 
 
 def _spliced(result: Rewrite, target: Target, before: Target, mode: str) -> str:
@@ -191,13 +201,13 @@ def _spliced(result: Rewrite, target: Target, before: Target, mode: str) -> str:
     return "".join(new[first - 1 : last])
 
 
-def _through(item: Compiled, mode: str) -> str:
+def _whole(text: str, filename: str, mode: str, what: str) -> str:
+    """A text of ours that stands under a name of its own."""
     if mode == "map":
-        return "a function of its own; no line map\n"
+        return f"{what}; no line map\n"
     if mode == "text":
-        return item.text
-    lines = item.text.splitlines(keepends=True)
-    return "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{item.filename}", n=3))
+        return text
+    return "".join(difflib.unified_diff([], text.splitlines(keepends=True), "/dev/null", f"b/{filename}", n=3))
 
 
 def _line_map(origins: Sequence[tuple[int | None, str | None]], first: int, last: int) -> str:

@@ -26,7 +26,8 @@ RELEASES = tuple(
 #: The files that the balance feature reads.
 MEMBERS = (
     "vllm/v1/core/sched/scheduler.py", "vllm/v1/core/sched/interface.py", "vllm/v1/engine/core.py", "vllm/_version.py",
-    "vllm/distributed/elastic_ep/elastic_state.py",
+    "vllm/distributed/elastic_ep/elastic_state.py", "vllm/distributed/eplb/eplb_state.py",
+    "vllm/distributed/eplb/async_worker.py", "vllm/distributed/eplb/policy/__init__.py",
 )  # fmt: skip
 
 os.environ.setdefault("BALANCE_PATCHER_CACHE", str(ROOT / ".cache" / "wheels"))

@@ -24,7 +24,8 @@ DELTAS = {delta.name: (feature, delta) for feature in features() for delta in fe
 def alone(name: str) -> Feature:
     """The feature of one delta with all others left out."""
     feature, delta = DELTAS[name]
-    return replace(feature, deltas=(delta,), invariants=())
+    adds = tuple(addition for addition in feature.adds if addition.module == delta.module)
+    return replace(feature, deltas=(delta,), invariants=(), adds=adds)
 
 
 def lane_of(text_lane: Callable[..., Lane], delta: Delta, text: str) -> Lane:

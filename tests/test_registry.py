@@ -27,7 +27,7 @@ FEATURE = Feature("NAME", "A toy.", (STOP,))
 """
 
 #: The features of this repository.
-DECLARED = ["balance", "defer_preemption", "prefill_preemption"]
+DECLARED = ["balance", "defer_preemption", "eplb_hooks", "prefill_preemption"]
 
 
 @pytest.fixture
