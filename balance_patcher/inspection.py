@@ -84,10 +84,10 @@ def _lane() -> Lane:
 
 def _armed(points: tuple[EntryPoint, ...]) -> Armed:
     would, why = would_arm(points)
-    there = imported(plugin.ENGINE_MODULE) is not None
+    there = imported(plugin.ENGINE.module) is not None
     armed = plugin.armed()
     if armed:
-        name = f"{plugin.ENGINE_CLASS}.__init__"
+        name = f"{plugin.ENGINE.name}.__init__"
         how = f"{name} calls through us" if there else f"{name} will call through us when it is imported"
     else:
         how = "vLLM's engine core is imported, and nobody armed it" if there else "vLLM's engine core is not imported"

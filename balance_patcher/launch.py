@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from .errors import refuse
-from .plugin import ENGINE_MODULE, arm
+from .plugin import ENGINE, arm
 from .proof import place_of, reached
 
 PROCESS_CLASS = "EngineCoreProc"
@@ -59,7 +59,7 @@ def upstream_run_engine_core() -> Callable[..., Any]:
             return function
     raise refuse(
         "BP603", f"{PROCESS_CLASS}.{NAME} is {place_of(live)}, and upstream's cannot be reached from it",
-        ("target", f"{ENGINE_MODULE}:{PROCESS_CLASS}.{NAME}"),
+        ("target", f"{ENGINE.module}:{PROCESS_CLASS}.{NAME}"),
         next="let what stands there keep upstream's function, or put ours there with balance_patcher.launch.bind()",
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def bind() -> None:
         if _plain(before) is not upstream_run_engine_core():
             raise refuse(
                 "BP602", f"{PROCESS_CLASS}.{NAME} by {place_of(_plain(before))}",
-                ("target", f"{ENGINE_MODULE}:{PROCESS_CLASS}.{NAME}"),
+                ("target", f"{ENGINE.module}:{PROCESS_CLASS}.{NAME}"),
                 next="let that function call balance_patcher.launch.run_engine_core, or bind before it is applied",
             )  # fmt: skip
         _BOUND.append((owner, before))
@@ -96,7 +96,7 @@ def unbind() -> None:
             live = vars(owner).get(NAME)
             if _plain(live) is not run_engine_core:
                 raise refuse(
-                    "BP606", f"{ENGINE_MODULE}:{PROCESS_CLASS}.{NAME} is {place_of(_plain(live))}",
+                    "BP606", f"{ENGINE.module}:{PROCESS_CLASS}.{NAME} is {place_of(_plain(live))}",
                     next="take that out first; unbinding now would lose it",
                 )  # fmt: skip
             setattr(owner, NAME, before)
@@ -105,13 +105,13 @@ def unbind() -> None:
 
 def bound() -> bool:
     """Whether :func:`bind` has put ours there and it still stands."""
-    module = sys.modules.get(ENGINE_MODULE)
+    module = sys.modules.get(ENGINE.module)
     owner = getattr(module, PROCESS_CLASS, None)
     return isinstance(owner, type) and _plain(vars(owner).get(NAME)) is run_engine_core
 
 
 def _owner() -> type:
-    owner: type = getattr(importlib.import_module(ENGINE_MODULE), PROCESS_CLASS)
+    owner: type = getattr(importlib.import_module(ENGINE.module), PROCESS_CLASS)
     return owner
 
 
@@ -121,6 +121,6 @@ def _plain(attribute: object) -> object:
 
 def _upstreams(function: FunctionType) -> bool:
     """Whether a function was defined as ``run_engine_core`` in the engine core's own module."""
-    module = sys.modules[ENGINE_MODULE]
+    module = sys.modules[ENGINE.module]
     same_file = function.__code__.co_filename == getattr(module, "__file__", None)
     return function.__globals__ is vars(module) and function.__code__.co_name == NAME and same_file

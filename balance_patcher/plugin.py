@@ -8,21 +8,21 @@ configuration and before the executor is built.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType
 from typing import Any
 
 from . import takeover
-from .decision import asked_for, confirm, decide, switch, unmake
+from .decision import asked_for, switch
 from .errors import refuse
-from .finders import WrappedLoader, WrappingFinder, put, take_out
-from .workers import arm_workers, disarm_workers
+from .guards import CALL_THROUGH, Guard
 
-ENGINE_MODULE = "vllm.v1.engine.core"
-ENGINE_CLASS = "EngineCore"
-
-_LOCK = threading.RLock()
+ENGINE = Guard("vllm.v1.engine.core", "EngineCore", "engine")
+# A worker may be in a process of its own, where no engine core is built. This is the one place that all workers
+# pass with the configuration, whoever started them: in process, spawned, forked, by Ray, joining an elastic group.
+# ``init_worker`` has run vLLM's general plugins just before, so what a host plugin patches is in place and a general
+# plugin can still arm; the device, the model runner and the weights come after it.
+WORKER = Guard("vllm.v1.worker.worker_base", "WorkerBase", "worker")
 
 
 def _wanted() -> bool:
@@ -38,14 +38,9 @@ def arm() -> None:
     """
     if not _wanted():
         return
-    with _LOCK:
-        module = sys.modules.get(ENGINE_MODULE)
-        if module is not None and hasattr(module, ENGINE_CLASS):
-            _guard(module)
-        else:
-            put(_EngineFinder)
-        arm_workers()
-        takeover.watch()
+    ENGINE.arm()
+    WORKER.arm()
+    takeover.watch()
 
 
 def arm_late() -> None:
@@ -64,17 +59,16 @@ def arm_late() -> None:
         raise refuse(
             "BP611", f"{' and '.join(names)} is asked for by an engine core that did not ask us",
             next="let the platform plugin of balance_patcher arm (VLLM_PLUGINS filters both by name), and find out who "
-            f"replaced {ENGINE_CLASS}.__init__",
+            f"replaced {ENGINE.name}.__init__",
         )  # fmt: skip
 
 
 def _being_built() -> Any:
     """The configuration of an engine core that is being built, on this stack, without our call-through."""
-    owner = getattr(sys.modules.get(ENGINE_MODULE), ENGINE_CLASS, None)
-    found = None
+    owner, found = ENGINE.owner, None
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - `inspect.stack` reads every source file
     while frame is not None and owner is not None:
-        if frame.f_code is _CALL_THROUGH:
+        if frame.f_code is CALL_THROUGH:
             return None
         first, *others = frame.f_locals.values() or (None,)
         if owner in type(first).__mro__:
@@ -111,88 +105,15 @@ def stand_in(name: str, *also: str) -> None:
 
 def armed() -> bool:
     """Whether ``EngineCore.__init__`` calls through us, or will once it is imported."""
-    module = sys.modules.get(ENGINE_MODULE)
-    if module is not None and hasattr(module, ENGINE_CLASS):
-        return _guarded(getattr(module, ENGINE_CLASS)) is not None
-    return any(isinstance(finder, _EngineFinder) for finder in sys.meta_path)
+    return ENGINE.armed()
 
 
 def disarm() -> None:
-    """Take the call-through and the finders out again; the identical ``__init__`` is put back.
+    """Take the call-throughs and the finders out again; the identical ``__init__`` is put back.
 
     Raises:
-        PatchError: BP606, if somebody has wrapped it since; taking ours out would lose theirs.
+        PatchError: BP606, if somebody has wrapped one since; taking ours out would lose theirs.
     """
-    with _LOCK:
-        takeover.unwatch()
-        disarm_workers()
-        take_out(_EngineFinder)
-        module = sys.modules.get(ENGINE_MODULE)
-        owner = getattr(module, ENGINE_CLASS, None)
-        upstream = _guarded(owner) if owner is not None else None
-        if owner is not None and upstream is not None:
-            if getattr(vars(owner)["__init__"], "__code__", None) is not _CALL_THROUGH:
-                what = f"{ENGINE_MODULE}:{ENGINE_CLASS}.__init__ was wrapped since"
-                raise refuse("BP606", what, next="take that wrapper out first; disarming now would lose it")
-            owner.__init__ = upstream
-
-
-class _EngineFinder(WrappingFinder):
-    """Guards the engine core's module as soon as it has been executed, then leaves."""
-
-    def wanted(self, fullname: str) -> bool:
-        return fullname == ENGINE_MODULE
-
-    def wrap(self, fullname: str, loader: Any) -> WrappedLoader:  # noqa: ARG002 - there is one
-        return _Guarding(loader)
-
-
-class _Guarding(WrappedLoader):
-    """The engine core's own loader, and the guard after it."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.execute(module)
-        with _LOCK:
-            _guard(module)
-            take_out(_EngineFinder)
-
-
-def _guard(module: ModuleType) -> None:
-    owner = getattr(module, ENGINE_CLASS)
-    if _guarded(owner) is None:
-        owner.__init__ = _guarded_init(owner.__init__)
-
-
-def _guarded(owner: type) -> Any:
-    """What our call-through on a class calls, or ``None`` where there is none (also below other wrappers)."""
-    from .proof import inner_functions
-
-    found = vars(owner).get("__init__")
-    for function in (found, *inner_functions(found)):
-        if isinstance(function, FunctionType) and function.__code__ is _CALL_THROUGH:
-            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-            return cells["upstream"].cell_contents
-    return None
-
-
-def _guarded_init(upstream: Any) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
-        if not args and "vllm_config" not in kwargs:
-            upstream(self, *args, **kwargs)  # it says what it misses
-            return
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        made = decide(self, config)
-        try:
-            upstream(self, *args, **kwargs)
-            confirm(self, config)
-        except BaseException as error:
-            unmake(made, config, error)
-            raise
-
-    __init__.__qualname__ = f"{ENGINE_CLASS}.__init__"
-    __init__.__doc__ = upstream.__doc__
-    __init__.__wrapped__ = upstream  # type: ignore[attr-defined]
-    return __init__
-
-
-_CALL_THROUGH = _guarded_init(object.__init__).__code__
+    takeover.unwatch()
+    WORKER.disarm()
+    ENGINE.disarm()

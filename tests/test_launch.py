@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from balance_patcher import launch, plugin
+from balance_patcher import guards, launch, plugin
 from balance_patcher.errors import PatchError
 from tests.conftest import ROOT
 
@@ -66,7 +66,7 @@ def write(folder: Path, core: str) -> None:
 def core(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     write(tmp_path, CORE.replace("KIND", request.param))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugin, "decide", lambda *_: None)
+    monkeypatch.setattr(guards, "decide", lambda *_: None)
     import vllm.v1.engine.core as module
 
     try:

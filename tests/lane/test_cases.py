@@ -25,7 +25,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import decision, install, plugin, uninstall
+from balance_patcher import decision, guards, install, plugin, uninstall
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed
 
@@ -217,8 +217,8 @@ def test_case_16_wrappers_of_the_constructor_leave_one_decision(order, monkeypat
     from vllm.v1.engine.core import EngineCore
 
     made, built = [], []
-    monkeypatch.setattr(plugin, "decide", lambda engine, config: made.append(config))
-    monkeypatch.setattr(plugin, "confirm", lambda *_: None)
+    monkeypatch.setattr(guards, "decide", lambda engine, config, process: made.append(config))
+    monkeypatch.setattr(guards, "confirm", lambda *_: None)
     original = EngineCore.__init__
     EngineCore.__init__ = lambda self, config: built.append(config)
     bottom = EngineCore.__init__

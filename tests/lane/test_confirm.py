@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import decision, plugin, reminder
+from balance_patcher import decision, guards, plugin, reminder
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed, uninstall
 
@@ -68,8 +68,8 @@ class TestOn:
         order = []
         with monkeypatch.context() as patch:
             patch.setattr(harness.engine_core(), "__init__", lambda *_: order.append("upstream"))
-            patch.setattr(plugin, "decide", lambda *_: order.append("decide"))
-            patch.setattr(plugin, "confirm", lambda _, config: order.append(("confirm", config)))
+            patch.setattr(guards, "decide", lambda *_: order.append("decide"))
+            patch.setattr(guards, "confirm", lambda _, config, process: order.append(("confirm", config)))
             plugin.arm()
             harness.engine_core()("config")
             plugin.disarm()

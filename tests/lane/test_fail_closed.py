@@ -9,7 +9,7 @@ from types import MappingProxyType
 import harness
 import pytest
 
-from balance_patcher import decision, entry, plugin, registry, status
+from balance_patcher import decision, entry, guards, plugin, registry, status
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.installation import bound, installed, uninstall
 from balance_patcher.registry import find_feature
@@ -178,7 +178,7 @@ class TestEngineThatDidNotAsk:
         owner = harness.engine_core()
         with monkeypatch.context() as patch:
             patch.setattr(owner, "__init__", lambda self, vllm_config: entry.general())
-            patch.setattr(plugin, "confirm", lambda *_: None)
+            patch.setattr(guards, "confirm", lambda *_: None)
             plugin.arm()
             engine = owner.__new__(owner)
             engine._has_global_unfinished_reqs = lambda _: True
@@ -228,10 +228,10 @@ class TestAnotherConfiguration:
 
 class TestFinder:
     def test_another_finder_that_asks_all_finders_is_no_recursion(self, monkeypatch):
-        module = sys.modules[plugin.ENGINE_MODULE]
-        parent = sys.modules[plugin.ENGINE_MODULE.rpartition(".")[0]]
+        module = sys.modules[plugin.ENGINE.module]
+        parent = sys.modules[plugin.ENGINE.module.rpartition(".")[0]]
         monkeypatch.setattr(parent, "core", module)
-        monkeypatch.delitem(sys.modules, plugin.ENGINE_MODULE)
+        monkeypatch.delitem(sys.modules, plugin.ENGINE.module)
         plugin.arm()
 
         class Theirs:
@@ -243,12 +243,12 @@ class TestFinder:
                 return None
 
         monkeypatch.setattr(sys, "meta_path", [Theirs(), *sys.meta_path])
-        again = importlib.import_module(plugin.ENGINE_MODULE)
-        assert again.EngineCore.__init__.__code__ is plugin._CALL_THROUGH
+        again = importlib.import_module(plugin.ENGINE.module)
+        assert again.EngineCore.__init__.__code__ is guards.CALL_THROUGH
 
     def test_its_loader_can_do_what_the_real_one_can(self, monkeypatch):
-        monkeypatch.delitem(sys.modules, plugin.ENGINE_MODULE)
+        monkeypatch.delitem(sys.modules, plugin.ENGINE.module)
         plugin.arm()
-        spec = importlib.util.find_spec(plugin.ENGINE_MODULE)
-        assert "class EngineCore" in spec.loader.get_source(plugin.ENGINE_MODULE)
-        assert spec.loader.get_code(plugin.ENGINE_MODULE) is not None
+        spec = importlib.util.find_spec(plugin.ENGINE.module)
+        assert "class EngineCore" in spec.loader.get_source(plugin.ENGINE.module)
+        assert spec.loader.get_code(plugin.ENGINE.module) is not None

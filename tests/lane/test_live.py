@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(900)
 # Each of these is a general plugin of somebody else.
 OVERWRITES = f"""
 def register():
-    from balance_patcher import plugin
+    from balance_patcher import guards
     from vllm.v1.engine.core import DPEngineCoreProc
 
-    decide = plugin.decide
+    decide = guards.decide
 
     def later(*args):
         made = decide(*args)
@@ -30,7 +30,7 @@ def register():
             DPEngineCoreProc.{HOOK.rpartition(".")[2]} = lambda self, local: local
         return made
 
-    plugin.decide = later
+    guards.decide = later
 """
 WRAPS_BEFORE = f"""
 def register():

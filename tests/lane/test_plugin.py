@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import decision, plugin
+from balance_patcher import decision, guards, plugin
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed, uninstall
 
@@ -74,7 +74,7 @@ def test_the_decision_is_made_before_upstreams_constructor():
         patch.setattr(
             harness.engine_core(), "__init__", lambda self, vllm_config, *more: order.append(("upstream", more))
         )
-        patch.setattr(plugin, "decide", lambda engine, vllm_config: order.append(("decide", vllm_config)))
+        patch.setattr(guards, "decide", lambda engine, vllm_config, process: order.append(("decide", vllm_config)))
         plugin.arm()
         harness.engine_core()("config", 1, 2)
         plugin.disarm()
@@ -82,16 +82,17 @@ def test_the_decision_is_made_before_upstreams_constructor():
 
 
 def test_arming_before_the_engine_core_is_imported_guards_it_on_import(monkeypatch):
-    module = sys.modules[plugin.ENGINE_MODULE]
-    monkeypatch.setattr(sys.modules[plugin.ENGINE_MODULE.rpartition(".")[0]], "core", module)  # put back afterwards
-    monkeypatch.delitem(sys.modules, plugin.ENGINE_MODULE)
+    module = sys.modules[plugin.ENGINE.module]
+    monkeypatch.setattr(sys.modules[plugin.ENGINE.module.rpartition(".")[0]], "core", module)  # put back afterwards
+    monkeypatch.delitem(sys.modules, plugin.ENGINE.module)
     plugin.arm()
     assert plugin.armed()
-    again = __import__(plugin.ENGINE_MODULE, fromlist=["EngineCore"])
+    again = __import__(plugin.ENGINE.module, fromlist=["EngineCore"])
     assert again is not module
-    assert again.EngineCore.__init__.__code__ is plugin._CALL_THROUGH
+    assert again.EngineCore.__init__.__code__ is guards.CALL_THROUGH
     assert again.__spec__.loader is again.__loader__
-    assert not any(isinstance(finder, plugin._EngineFinder) for finder in sys.meta_path)
+    assert plugin.ENGINE.module not in guards._AWAITED
+    assert any(isinstance(finder, guards.Finder) for finder in sys.meta_path) == bool(guards._AWAITED)
     monkeypatch.undo()
 
 

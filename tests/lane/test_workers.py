@@ -11,7 +11,7 @@ import pytest
 from vllm.distributed.eplb import async_worker, eplb_state
 from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
 
-from balance_patcher import decision, plugin, workers
+from balance_patcher import decision, guards, plugin
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import bound, uninstall
 
@@ -172,16 +172,16 @@ def test_a_hosts_plugin_may_ask_by_a_call(monkeypatch, caplog):
 
 
 def test_armed_before_the_workers_are_imported_they_are_guarded_on_import(monkeypatch):
-    module = sys.modules[workers.WORKER_MODULE]
+    module = sys.modules[plugin.WORKER.module]
     plugin.disarm()
-    monkeypatch.setattr(sys.modules[workers.WORKER_MODULE.rpartition(".")[0]], "worker_base", module)
-    monkeypatch.delitem(sys.modules, workers.WORKER_MODULE)
+    monkeypatch.setattr(sys.modules[plugin.WORKER.module.rpartition(".")[0]], "worker_base", module)
+    monkeypatch.delitem(sys.modules, plugin.WORKER.module)
     plugin.arm()
-    assert workers.workers_armed()
-    again = __import__(workers.WORKER_MODULE, fromlist=["WorkerBase"])
+    assert plugin.WORKER.armed()
+    again = __import__(plugin.WORKER.module, fromlist=["WorkerBase"])
     assert again is not module
-    assert again.WorkerBase.__init__.__code__ is workers._CALL_THROUGH
-    assert not any(isinstance(finder, workers._WorkerFinder) for finder in sys.meta_path)
+    assert again.WorkerBase.__init__.__code__ is guards.CALL_THROUGH
+    assert plugin.WORKER.module not in guards._AWAITED
     monkeypatch.undo()
 
 
@@ -194,7 +194,7 @@ def test_arming_twice_is_once_and_a_wrapper_is_not_lost():
         ours(self, *args, **kwargs)
 
     WorkerBase.__init__ = theirs
-    assert workers.workers_armed()
+    assert plugin.WORKER.armed()
     with pytest.raises(PatchError, match="BP606"):
         plugin.disarm()
     assert WorkerBase.__init__ is theirs
@@ -212,4 +212,4 @@ def test_switched_off_nothing_is_armed(monkeypatch):
     monkeypatch.setenv("BALANCE_PATCHER", "off")
     plugin.arm()
     assert WorkerBase.__init__ is original
-    assert not workers.workers_armed()
+    assert not plugin.WORKER.armed()
