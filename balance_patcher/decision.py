@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,25 +16,24 @@ from functools import cache
 from typing import Any
 
 from . import ranks, reminder
-from .bindings import Installation, bypassed, holders, overwritten, runs
+from .bindings import Installation
 from .build import no_collection
 from .byname import asked_by_name
 from .compose import overlapping
-from .decided import decided, record
+from .decided import record
 from .errors import Failure, PatchError, refuse
-from .feature import Enabling, Feature
-from .installation import bound, install_together, installed
-from .origins import origin_of
+from .feature import Feature
+from .installation import install_together, installed
 from .plan import make_plan
+from .readback import effective, told_on
 from .registry import broken, features, of_others, suspected
 from .relations import excluding, groups_in_turn, lacking
 from .source import InstalledSource, Lane
 from .takeover import left_alone
+from .wanted import BY_CALL, decided_in, idle, rule_of, who_asks
 from .watchdog import threshold
 
 _LOCK = threading.RLock()
-#: Who asks for what a host's plugin has installed by itself.
-BY_CALL = "install()"
 _logger = logging.getLogger("vllm.balance_patcher")
 
 
@@ -169,100 +167,6 @@ def _warn_of_unplaced(names: list[str]) -> None:
         _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
 
 
-def _decided_in(process: str, others: Sequence[Feature] = ()) -> tuple[Feature, ...]:
-    """The features that are decided for an engine core, or for a worker; with those of other distributions."""
-    return tuple(feature for feature in (*features(), *others) if feature.process == process)
-
-
-def asked_for(vllm_config: Any, process: str = "engine") -> tuple[str, ...]:
-    """The features that are asked for there, and that no host's own copy is trusted with."""
-    rules = {feature.name: _rule(feature) for feature in _decided_in(process)}
-    by_rule = [name for name, rule in rules.items() if rule.asked(vllm_config) is not None]
-    named = asked_by_name(vllm_config)
-    elsewhere = {feature.name for feature in (*features(), *of_others(named)[0]) if feature.process != process}
-    names = dict.fromkeys([*by_rule, *(name for name in named if name not in elsewhere)])
-    return tuple(name for name in names if left_alone(name) is None)
-
-
-def _rule(feature: Feature) -> Enabling:
-    """When a feature runs; one without a rule has to be asked for by its name."""
-    return feature.enabling or Enabling()
-
-
-def _source(feature: Feature, vllm_config: Any) -> str | None:
-    """Who asks for a feature. One of another distribution is asked for by its name, whatever its own rule says."""
-    named = asked_by_name(vllm_config).get(feature.name)
-    return named if named or feature.distribution else _rule(feature).asked(vllm_config)
-
-
-def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
-    """Look at an engine that has been built, and say what is on in it: one line for each feature.
-
-    Args:
-        engine: The engine core; its scheduler exists. Or the worker; its model runner does not.
-        vllm_config: The configuration that was decided on.
-        process: What it is, ``engine`` or ``worker``.
-
-    Raises:
-        PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
-            of which one gathers and another does not would wait for each other.
-    """
-    others, _ = of_others(asked_by_name(vllm_config))
-    for feature in _decided_in(process, others):
-        rule = _rule(feature)
-        installation = installed(feature.name)
-        on = bool(decided(vllm_config, feature.name))
-        facts = rule.observed(engine) if rule.observed is not None else {}
-        if not on:
-            _refuse_another(feature, vllm_config, facts)
-            continue
-        changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
-        if changed:
-            raise PatchError(*changed)
-        if installation is None or facts is None:
-            raise refuse(
-                "BP702", f"the engine was built, and {feature.name} does not run in it",
-                next="find out what replaced its scheduler, or switch the feature off",
-            )  # fmt: skip
-        _effective(installation, engine, vllm_config)
-        _as_agreed(feature, engine, facts)
-        source = _source(feature, vllm_config) or BY_CALL
-        _logger.info("%s", _on(feature, installation, engine, vllm_config, source, facts))
-        if rule.started is not None:
-            rule.started(engine, ranks.peers(engine, feature.name))
-
-
-def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:
-    """What the ranks have agreed on must be what the engine was built with."""
-    mine = ranks.agreed(engine, feature.name).mine
-    said = mine.facts if mine is not None else {}
-    for name in said.keys() & observed.keys():
-        if said[name] != observed[name]:
-            raise refuse(
-                "BP702",
-                f"the ranks agreed on {name}={said[name]} for {feature.name}, and the engine has {observed[name]}",
-                next="find out what changed it while the engine was built; all ranks must have the same",
-            )
-
-
-def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object] | None) -> None:
-    """What was decided to be off must not run; and what a host's own copy was trusted with must."""
-    rule = _rule(feature)
-    if rule.observed is None:
-        return
-    left = left_alone(feature.name)
-    if left is None and facts is not None and bound(feature.name) is not None:
-        raise refuse(
-            "BP702", f"{feature.name} was decided to be off, and runs in the engine that was built",
-            next="build the scheduler with the configuration that the engine core was given, not with a copy of it",
-        )  # fmt: skip
-    if left is not None and facts is None and _source(feature, vllm_config) is not None:
-        raise refuse(
-            "BP702", f"{feature.name} is asked for and runs nowhere: {left}, and its scheduler has it off",
-            next="ask for it as that copy wants it, or let ours stand in for it",
-        )  # fmt: skip
-
-
 def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -> None:
     """The engine that was decided on was not built, or was refused: nothing is on in it."""
     why = error.failures[0].headline if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
@@ -282,7 +186,7 @@ def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[Decision, 
     """One decision for each feature; what is to be on is installed, those that share a function together."""
     named = asked_by_name(vllm_config)
     others, lost = of_others(named)
-    known = _decided_in(process, others)
+    known = decided_in(process, others)
     lost = {name: failures for name, failures in lost.items() if process == "engine"}
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in known}
     wanted = [feature for feature in known if isinstance(found[feature.name], str)]
@@ -333,9 +237,9 @@ def _asked(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
 
 
 def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | str:
-    rule = _rule(feature)
+    rule = rule_of(feature)
     try:
-        source = _source(feature, vllm_config)
+        source = who_asks(feature, vllm_config)
     except PatchError as error:
         return _off(feature.name, error.failures, "a value that says neither yes nor no")
     except Exception as error:
@@ -354,7 +258,7 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         return Decision(feature.name, active=False, reason=reason)
     try:
         excluded = rule.excluded(engine, vllm_config)
-        needless = rule.needless(engine, vllm_config) or _idle(feature) if not excluded else None
+        needless = rule.needless(engine, vllm_config) or idle(feature) if not excluded else None
     except Exception as error:  # noqa: BLE001 - what nobody foresaw must not get past the switch
         return _off(feature.name, _failures(error), source)
     if excluded:
@@ -367,14 +271,6 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         _logger.warning("%s: %s; the engine runs as upstream's", feature.name, needless)
         return Decision(feature.name, active=False, reason=f"{feature.name}: OFF because {needless}", source=source)
     return source
-
-
-def _idle(feature: Feature) -> str | None:
-    """Why this vLLM leaves a feature nothing to do; nothing is read for one that has something to do everywhere."""
-    if not feature.may_be_idle:
-        return None
-    with no_collection():
-        return make_plan(Lane("installed", InstalledSource()), feature).idle
 
 
 def _switch_on(group: Sequence[Feature], asked: _Asked) -> None:
@@ -390,7 +286,7 @@ def _switch_on(group: Sequence[Feature], asked: _Asked) -> None:
         return
 
     def check(bound: Installation, _: object) -> None:
-        _effective(bound, asked.engine, asked.vllm_config)
+        effective(bound, asked.engine, asked.vllm_config)
         for feature in group:
             ranks.meet(feature, bound, asked.engine, asked.vllm_config)
 
@@ -413,7 +309,7 @@ def _switch_on(group: Sequence[Feature], asked: _Asked) -> None:
         return
     for feature in group:
         source = asked.sources[feature.name]
-        reason = _on(feature, installation, asked.engine, asked.vllm_config, source, {})
+        reason = told_on(feature, installation, asked.engine, asked.vllm_config, source, {})
         asked.made[feature.name] = Decision(feature.name, active=True, reason=reason, source=source)
 
 
@@ -436,68 +332,3 @@ def _failures(error: Exception) -> tuple[Failure, ...]:
     if isinstance(error, PatchError):
         return error.failures
     return (Failure("BP599", f"{type(error).__name__}: {error}", "report this with the log"),)
-
-
-def _effective(installation: Installation, engine: Any, vllm_config: Any) -> None:
-    """Refuse a scheduler class or an engine that would not run what was bound (BP702), read from ``__mro__``."""
-    for binding in installation.bindings:
-        owner = binding.owner
-        if isinstance(owner, type) and owner in type(engine).__mro__:
-            found = list(holders(type(engine), binding.name, owner.__module__))
-            if not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
-                raise refuse(
-                    "BP702",
-                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(found[0])}, not ours",
-                    ("runs", str(origin_of(vars(found[0])[binding.name]))),
-                    next="let that class inherit the method, or switch the feature off",
-                )
-    for base, ours in installation.built.classes.items():
-        chosen = _scheduler_class(vllm_config)
-        for target in installation.built.functions:
-            owner, _, name = target.rpartition(".")
-            if owner != base:
-                continue
-            holder = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
-            if ours not in chosen.__mro__ or holder is not ours:
-                raise refuse(
-                    "BP702",
-                    f"{_class_name(chosen)} runs {name} of {_class_name(holder)}, not of {ours.__name__}",
-                    ("runs", str(origin_of(vars(holder)[name])) if holder is not None else "nothing"),
-                    next="choose a scheduler class that inherits the method, or switch the feature off",
-                )  # fmt: skip
-
-
-def _scheduler_class(vllm_config: Any) -> type:
-    try:
-        chosen: type = vllm_config.scheduler_config.get_scheduler_cls()
-    except Exception as error:
-        asked = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
-        raise refuse(
-            "BP702", f"the scheduler class {asked!r} cannot be had: {type(error).__name__}: {error}",
-            next="mend `scheduler_cls`, or leave it out",
-        ) from error  # fmt: skip
-    return chosen
-
-
-def _class_name(cls: type | None) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else "nobody"
-
-
-def _on(
-    feature: Feature,
-    installation: Installation,
-    engine: Any,
-    vllm_config: Any,
-    source: str,
-    facts: dict[str, object],
-) -> str:
-    parallel = vllm_config.parallel_config
-    rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
-    worker = f" worker={getattr(engine, 'rank', '?')}" if feature.process == "worker" else ""
-    placed = [p.delta.name.rpartition(".") for p in installation.built.plan.placements if p.status == "applied"]
-    applied = [name for owners, _, name in placed if feature.name in owners.split("+")]
-    told = "".join(f"{name}={value} " for name, value in facts.items())
-    return (
-        f"{feature.name}: ON rank {rank}/{size}{worker} host={socket.gethostname()} {told}source={source} "
-        f"deltas={','.join(applied)} digest={installation.digest}"
-    )

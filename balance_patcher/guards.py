@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .decision import confirm, decide, unmake
+from .decision import decide, unmake
 from .errors import refuse
 from .finders import WrappedLoader, WrappingFinder, put, take_out
 from .proof import inner_functions
+from .readback import confirm
 
 _LOCK = threading.RLock()
 _logger = logging.getLogger("vllm.balance_patcher")

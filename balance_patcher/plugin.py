@@ -13,9 +13,10 @@ from types import FrameType
 from typing import Any
 
 from . import takeover
-from .decision import asked_for, switch
+from .decision import switch
 from .errors import refuse
 from .guards import CALL_THROUGH, Guard
+from .wanted import asked_for
 
 ENGINE = Guard("vllm.v1.engine.core", "EngineCore", "engine")
 # A worker may be in a process of its own, where no engine core is built. This is the one place that all workers

@@ -202,7 +202,7 @@ def decide(engine, config, found):
 
 def confirm(engine, config, rank, found):
     """Build the scheduler as the engine core does, and look at the engine."""
-    from balance_patcher import decision
+    from balance_patcher import readback
     from balance_patcher.errors import PatchError
 
     if "confirms_another_cap" in rank.twists:
@@ -212,7 +212,7 @@ def confirm(engine, config, rank, found):
         config.scheduler_config.get_scheduler_cls(), shape(rank, engine.dp_rank, engine.dp_size), config
     )
     try:
-        decision.confirm(engine, config)
+        readback.confirm(engine, config)
         found.confirmed = "confirmed"
     except PatchError as error:
         found.confirmed = str(error)
@@ -234,11 +234,25 @@ def confirms_another_cap():
 
 
 @contextlib.contextmanager
+def declared(features):
+    """Other features than those of this repository are decided on."""
+    from balance_patcher import decision, wanted
+
+    with (
+        mock.patch.object(decision, "features", return_value=features),
+        mock.patch.object(wanted, "features", return_value=features),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def moved_anchor():
     """The gate is declared for another admission stop than this vLLM has."""
-    from balance_patcher import decision, registry
+    from balance_patcher import registry
 
     def changed(variant):
+        if variant.status != "applied":
+            return variant
         allow = {**variant.anchor.allow, "CAP": ("run_cap",)}
         return replace(variant, anchor=replace(variant.anchor, allow=allow))
 
@@ -248,7 +262,7 @@ def moved_anchor():
 
     (balance,) = [feature for feature in registry.features() if feature.name == "balance"]
     elsewhere = replace(balance, deltas=tuple(map(moved, balance.deltas)))
-    with mock.patch.object(decision, "features", return_value=(elsewhere,)):
+    with declared((elsewhere,)):
         yield
 
 
@@ -264,14 +278,14 @@ def own_copy():
 @contextlib.contextmanager
 def both():
     """A second feature on the same function is asked for; the ranks need not agree on that one."""
-    from balance_patcher import decision, registry
+    from balance_patcher import registry
 
     def changed(feature):
         if feature.name != "prefill_preemption":
             return feature
         return replace(feature, enabling=replace(feature.enabling, asked=lambda _: "the test", excluded=lambda *_: ()))
 
-    with mock.patch.object(decision, "features", return_value=tuple(map(changed, registry.features()))):
+    with declared(tuple(map(changed, registry.features()))):
         yield
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import decision, guards, plugin, reminder
+from balance_patcher import decision, guards, plugin, readback, reminder
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed, uninstall
 
@@ -57,7 +57,7 @@ class TestOn:
     def test_a_built_engine_is_called_on_in_one_line_with_the_cap_that_it_has(self, said):
         config = harness.vllm_config(SHAPE, ON)
         engine = built(config)
-        decision.confirm(engine, config)
+        readback.confirm(engine, config)
         (line,) = on_lines(said)
         assert line.startswith("balance: ON rank 1/2 host=")
         cap = harness.admission_cap(engine.scheduler)
@@ -80,7 +80,7 @@ class TestOn:
         engine = built(config)
         engine.scheduler._balance_enabled = False
         with pytest.raises(PatchError, match="BP702"):
-            decision.confirm(engine, config)
+            readback.confirm(engine, config)
         assert on_lines(said) == []
 
     def test_a_binding_that_was_overwritten_meanwhile_is_refused(self, said, monkeypatch):
@@ -91,13 +91,13 @@ class TestOn:
         with monkeypatch.context() as patch:
             patch.setattr(DPEngineCoreProc, "_has_global_unfinished_reqs", lambda _self, _local: True)
             with pytest.raises(PatchError, match=r"BP606.*_has_global_unfinished_reqs"):
-                decision.confirm(engine, config)
+                readback.confirm(engine, config)
         assert on_lines(said) == []
 
     def test_an_engine_that_was_decided_off_is_not_called_on(self, said):
         built(harness.vllm_config(SHAPE, ON))
         config = harness.vllm_config(SHAPE)
-        decision.confirm(built(config), config)
+        readback.confirm(built(config), config)
         assert on_lines(said) == []
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import harness
 import pytest
 
-from balance_patcher import decision, entry, guards, plugin, registry, status
+from balance_patcher import decision, entry, guards, plugin, readback, registry, status, wanted
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.installation import bound, installed, uninstall
 from balance_patcher.registry import find_feature
@@ -41,7 +41,8 @@ def rule(monkeypatch):
         feature = find_feature("balance")
         changed = replace(feature, enabling=replace(feature.enabling, **functions))
         others = [known for known in registry.features() if known.name != "balance"]
-        monkeypatch.setattr(decision, "features", lambda: (changed, *others))
+        for module in (decision, wanted):
+            monkeypatch.setattr(module, "features", lambda: (changed, *others))
 
     return put
 
@@ -223,7 +224,7 @@ class TestAnotherConfiguration:
         assert engine.scheduler._balance_enabled
         assert bound("balance") is not None
         with pytest.raises(PatchError, match=r"BP702.*was decided to be off, and runs"):
-            decision.confirm(engine, config)
+            readback.confirm(engine, config)
 
 
 class TestFinder:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import byname, decision, plugin
+from balance_patcher import byname, decision, plugin, readback
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import installed, uninstall
 
@@ -89,7 +89,7 @@ class TestCopy:
         compose(monkeypatch, f"{COPY}:Scheduler.schedule")
         config = harness.vllm_config(SHAPE, ON)
         engine = built(config)
-        decision.confirm(engine, config)
+        readback.confirm(engine, config)
         copy.CALLS.clear()
         scheduler = engine.scheduler
         scheduler.add_request(harness.new_request("r", range(100, 110), 3))
@@ -186,7 +186,7 @@ class TestLater:
         owner = type(engine.scheduler) if where == "our class" else harness.upstream_scheduler()
         theirs(owner, "schedule", their_schedule)
         with pytest.raises(PatchError, match=r"BP606.*their_schedule") as caught:
-            decision.confirm(engine, config)
+            readback.confirm(engine, config)
         assert f"({__file__}:{their_schedule.__code__.co_firstlineno})" in str(caught.value)
 
     def test_a_method_on_the_subclass_that_the_engine_runs(self, theirs):
@@ -194,11 +194,11 @@ class TestLater:
         config = harness.vllm_config(shape, ON)
         engine = built(config)
         assert harness.async_scheduler() in type(engine.scheduler).__mro__
-        decision.confirm(engine, config)
+        readback.confirm(engine, config)
         harness.async_scheduler().schedule = their_schedule
         try:
             with pytest.raises(PatchError, match=r"BP702.*AsyncScheduler runs schedule of") as caught:
-                decision.confirm(engine, config)
+                readback.confirm(engine, config)
         finally:
             del harness.async_scheduler().schedule
         assert f"their_schedule ({__file__}:{their_schedule.__code__.co_firstlineno})" in str(caught.value)

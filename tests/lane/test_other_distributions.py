@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from balance_patcher import byname, decision, distributions, installation, plugin
+from balance_patcher import byname, decision, distributions, installation, plugin, readback, wanted
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import bound, installed
 from balance_patcher.registry import features, find_feature
@@ -123,7 +123,7 @@ class TestInstalled:
         monkeypatch.setattr("balance_patcher.registry.offers", lambda: pytest.fail("it was looked for"))
         config = harness.vllm_config(SHAPE, ON)
         decision.decide(harness.Loop(), config)
-        decision.asked_for(config)
+        wanted.asked_for(config)
 
     def test_one_that_is_broken_is_nothing_either(self, site, caplog):
         site(("noisy", "nonsense(", ""))
@@ -147,7 +147,7 @@ class TestAskedFor:
         assert active(made) == {TALLY}
         engine.scheduler = harness.new_scheduler(config.scheduler_config.get_scheduler_cls(), SHAPE, config)
         with caplog.at_level(logging.INFO, "vllm.balance_patcher"):
-            decision.confirm(engine, config)
+            readback.confirm(engine, config)
         (line,) = [record.getMessage() for record in caplog.records if ": ON " in record.getMessage()]
         who = {
             "operator": "BALANCE_PATCHER_FEATURES",
@@ -207,7 +207,7 @@ class TestAskedFor:
         assert (made.active, made.source) == (True, "BALANCE_PATCHER_FEATURES")
         scheduler = harness.new_scheduler(config.scheduler_config.get_scheduler_cls(), SHAPE, config)
         assert scheduler._balance_enabled
-        assert decision.asked_for(config) == ("balance",)
+        assert wanted.asked_for(config) == ("balance",)
 
     def test_its_own_rule_does_not_ask_for_it(self, site, monkeypatch):
         site(example=True)
@@ -215,7 +215,7 @@ class TestAskedFor:
 
         feature = find_feature(TALLY)
         always = replace(feature, enabling=replace(feature.enabling, asked=lambda _: "always"))
-        assert decision._source(always, harness.vllm_config(SHAPE)) is None
+        assert wanted.who_asks(always, harness.vllm_config(SHAPE)) is None
 
 
 class TestCannotBeHad:

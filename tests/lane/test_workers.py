@@ -11,7 +11,7 @@ import pytest
 from vllm.distributed.eplb import async_worker, eplb_state
 from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
 
-from balance_patcher import decision, guards, plugin
+from balance_patcher import decision, guards, plugin, wanted
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import bound, uninstall
 
@@ -129,8 +129,8 @@ def test_a_worker_that_fails_leaves_no_decision_that_it_is_on():
 
 
 def test_an_engine_core_is_not_asked_for_what_a_worker_decides():
-    assert decision.asked_for(config(ON)) == ()
-    assert decision.asked_for(config(ON), "worker") == ("eplb_hooks",)
+    assert wanted.asked_for(config(ON)) == ()
+    assert wanted.asked_for(config(ON), "worker") == ("eplb_hooks",)
     made = decision.decide(harness.Loop(), config(ON))
     assert "eplb_hooks" not in {each.feature for each in made}
     assert bound("eplb_hooks") is None

@@ -11,7 +11,7 @@ import harness
 import pytest
 from fenced import FEATURES, OUTPUT, SHAPE, Node, changes, memory, scheduler
 
-from balance_patcher import decision, installation
+from balance_patcher import decision, installation, readback
 from balance_patcher.build import build
 from balance_patcher.errors import PatchError
 from balance_patcher.registry import find_feature
@@ -244,7 +244,7 @@ class TestEngine:
         subject = harness.new_scheduler(harness.async_scheduler(), SHAPE, vllm_config)
         assert subject._defer_preemption is True
         with caplog.at_level(logging.INFO, "vllm.balance_patcher"):
-            decision.confirm(SimpleNamespace(scheduler=subject), vllm_config)
+            readback.confirm(SimpleNamespace(scheduler=subject), vllm_config)
         (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(RETRY)]
         assert line.startswith(f"{RETRY}: ON rank 0/2")
         assert " fences=True source=additional_config." in line

@@ -1,0 +1,158 @@
+"""Look at an engine core or a worker that has been built: what was decided is what runs in it.
+
+Read from ``__dict__`` and ``__mro__``. A feature is only called on when it was seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from . import ranks
+from .bindings import Installation, bypassed, holders, overwritten, runs
+from .byname import asked_by_name
+from .decided import decided
+from .errors import PatchError, refuse
+from .feature import Feature
+from .installation import bound, installed
+from .origins import origin_of
+from .registry import of_others
+from .takeover import left_alone
+from .wanted import BY_CALL, decided_in, rule_of, who_asks
+
+_logger = logging.getLogger("vllm.balance_patcher")
+
+
+def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
+    """Look at an engine that has been built, and say what is on in it: one line for each feature.
+
+    Args:
+        engine: The engine core; its scheduler exists. Or the worker; its model runner does not.
+        vllm_config: The configuration that was decided on.
+        process: What it is, ``engine`` or ``worker``.
+
+    Raises:
+        PatchError: BP606 and BP702, if what was installed is not what runs there. No switch helps: ranks
+            of which one gathers and another does not would wait for each other.
+    """
+    others, _ = of_others(asked_by_name(vllm_config))
+    for feature in decided_in(process, others):
+        rule = rule_of(feature)
+        installation = installed(feature.name)
+        on = bool(decided(vllm_config, feature.name))
+        facts = rule.observed(engine) if rule.observed is not None else {}
+        if not on:
+            _refuse_another(feature, vllm_config, facts)
+            continue
+        changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
+        if changed:
+            raise PatchError(*changed)
+        if installation is None or facts is None:
+            raise refuse(
+                "BP702", f"the engine was built, and {feature.name} does not run in it",
+                next="find out what replaced its scheduler, or switch the feature off",
+            )  # fmt: skip
+        effective(installation, engine, vllm_config)
+        _as_agreed(feature, engine, facts)
+        source = who_asks(feature, vllm_config) or BY_CALL
+        _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
+        if rule.started is not None:
+            rule.started(engine, ranks.peers(engine, feature.name))
+
+
+def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:
+    """What the ranks have agreed on must be what the engine was built with."""
+    mine = ranks.agreed(engine, feature.name).mine
+    said = mine.facts if mine is not None else {}
+    for name in said.keys() & observed.keys():
+        if said[name] != observed[name]:
+            raise refuse(
+                "BP702",
+                f"the ranks agreed on {name}={said[name]} for {feature.name}, and the engine has {observed[name]}",
+                next="find out what changed it while the engine was built; all ranks must have the same",
+            )
+
+
+def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object] | None) -> None:
+    """What was decided to be off must not run; and what a host's own copy was trusted with must."""
+    rule = rule_of(feature)
+    if rule.observed is None:
+        return
+    left = left_alone(feature.name)
+    if left is None and facts is not None and bound(feature.name) is not None:
+        raise refuse(
+            "BP702", f"{feature.name} was decided to be off, and runs in the engine that was built",
+            next="build the scheduler with the configuration that the engine core was given, not with a copy of it",
+        )  # fmt: skip
+    if left is not None and facts is None and who_asks(feature, vllm_config) is not None:
+        raise refuse(
+            "BP702", f"{feature.name} is asked for and runs nowhere: {left}, and its scheduler has it off",
+            next="ask for it as that copy wants it, or let ours stand in for it",
+        )  # fmt: skip
+
+
+def effective(installation: Installation, engine: Any, vllm_config: Any) -> None:
+    """Refuse a scheduler class or an engine that would not run what was bound (BP702), read from ``__mro__``."""
+    for binding in installation.bindings:
+        owner = binding.owner
+        if isinstance(owner, type) and owner in type(engine).__mro__:
+            found = list(holders(type(engine), binding.name, owner.__module__))
+            if not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
+                raise refuse(
+                    "BP702",
+                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(found[0])}, not ours",
+                    ("runs", str(origin_of(vars(found[0])[binding.name]))),
+                    next="let that class inherit the method, or switch the feature off",
+                )
+    for base, ours in installation.built.classes.items():
+        chosen = _scheduler_class(vllm_config)
+        for target in installation.built.functions:
+            owner, _, name = target.rpartition(".")
+            if owner != base:
+                continue
+            holder = next((cls for cls in chosen.__mro__ if name in vars(cls)), None)
+            if ours not in chosen.__mro__ or holder is not ours:
+                raise refuse(
+                    "BP702",
+                    f"{_class_name(chosen)} runs {name} of {_class_name(holder)}, not of {ours.__name__}",
+                    ("runs", str(origin_of(vars(holder)[name])) if holder is not None else "nothing"),
+                    next="choose a scheduler class that inherits the method, or switch the feature off",
+                )  # fmt: skip
+
+
+def _scheduler_class(vllm_config: Any) -> type:
+    try:
+        chosen: type = vllm_config.scheduler_config.get_scheduler_cls()
+    except Exception as error:
+        asked = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
+        raise refuse(
+            "BP702", f"the scheduler class {asked!r} cannot be had: {type(error).__name__}: {error}",
+            next="mend `scheduler_cls`, or leave it out",
+        ) from error  # fmt: skip
+    return chosen
+
+
+def _class_name(cls: type | None) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else "nobody"
+
+
+def told_on(
+    feature: Feature,
+    installation: Installation,
+    engine: Any,
+    vllm_config: Any,
+    source: str,
+    facts: dict[str, object],
+) -> str:
+    parallel = vllm_config.parallel_config
+    rank, size = getattr(engine, "dp_rank", parallel.data_parallel_rank), parallel.data_parallel_size
+    worker = f" worker={getattr(engine, 'rank', '?')}" if feature.process == "worker" else ""
+    placed = [p.delta.name.rpartition(".") for p in installation.built.plan.placements if p.status == "applied"]
+    applied = [name for owners, _, name in placed if feature.name in owners.split("+")]
+    told = "".join(f"{name}={value} " for name, value in facts.items())
+    return (
+        f"{feature.name}: ON rank {rank}/{size}{worker} host={socket.gethostname()} {told}source={source} "
+        f"deltas={','.join(applied)} digest={installation.digest}"
+    )
