@@ -18,6 +18,7 @@ import traceback
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
+import forked
 import harness
 
 ASKED = {"enable_balance_scheduling": True}
@@ -116,6 +117,8 @@ def main(pipe):
 
 
 def case(rank, number, size, port):
+    import vllm.logger  # noqa: F401 - it takes away the handlers that are there
+
     from balance_patcher import agreement, ranks
     from balance_patcher.board import Board
     from balance_patcher.installation import uninstall
@@ -328,14 +331,7 @@ class Process:
     """A process that takes cases."""
 
     def __init__(self):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["preloaded"])
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=main, args=(theirs,), daemon=True)
-        # Python hands its own path on to the server that forks, which does not look there for what it imports first.
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
-            self.process.start()
-        theirs.close()
+        self.process, self.pipe = forked.process(main)
 
     def found(self):
         """What came of the case; ``None`` where the process has ended."""

@@ -2,11 +2,11 @@
 
 import contextlib
 import itertools
-import multiprocessing
 import threading
 import time
 from datetime import timedelta
 
+import forked
 import harness
 import ranks
 from ranks import Launch
@@ -31,14 +31,8 @@ class Rank:
     """One rank's process, and what it said."""
 
     def __init__(self, front, launch):
-        # The ranks are forked from one process that has imported vLLM for all of them.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["preloaded"])
         self.launch, self._front = launch, front
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=ranks.main, args=(launch, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._process, self._pipe = forked.process(ranks.main, launch)
         self._said, self._outputs = {}, []
         self._heard = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()

@@ -8,6 +8,7 @@ A module apart, so that a process that is started imports it by a plain name und
 """
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -191,7 +192,7 @@ def counts(engine):
 
 def watch(engine, orders):
     """Write down every step that is scheduled, with what its gate looks at, and every gather."""
-    scheduler, groups = engine.scheduler, []
+    scheduler, groups, numbers = engine.scheduler, [], itertools.count()
     schedule, gather = scheduler.schedule, scheduler.balance_gather
 
     def group():
@@ -202,7 +203,7 @@ def watch(engine, orders):
 
     def scheduled(*args, **kwargs):
         step = {"group": group(), "size": engine.dp_group.size(), "counter": engine.step_counter}
-        step |= {"queue": counts(engine), "waiting": len(scheduler.waiting)}
+        step |= {"queue": counts(engine), "waiting": len(scheduler.waiting), "number": next(numbers)}
         output = schedule(*args, **kwargs)
         orders.notes.append(("step", {**step, "admitted": len(output.scheduled_new_reqs)}))
         return output

@@ -30,11 +30,10 @@ def gathered(rank):
     return [[note["counts"] for note in notes] for _, notes in groups]
 
 
-def same(front):
-    """Whether both ranks gathered equally often and saw the same; one may have a moment to write down its last."""
+def gathers_agree(front):
+    """Wait until both ranks have gathered equally often and seen the same; one may have to write down its last."""
     one, two = front.ranks
-    until(lambda: list(map(len, gathered(one))) == list(map(len, gathered(two))), "equal number")
-    return gathered(one) == gathered(two)
+    until(lambda: gathered(one) == gathered(two), "equal gathers")
 
 
 def stale(rank):
@@ -61,20 +60,33 @@ def first_with_work(rank, since=0, group=None):
     return step["queue"], step["admitted"]
 
 
-def wait_for_step(rank, condition, what):
+def number(rank):
+    """The number of the last step of a rank in which it had requests; -1 before the first."""
+    step = rank.state()[-1]
+    return -1 if step is None else step["number"]
+
+
+def wait_for_step(rank, since, condition, what):
+    """Wait until the last step of a rank is later than one and is as it should be."""
+
     def found():
         step = rank.state()[-1]
-        return step is not None and condition(step)
+        return step is not None and step["number"] > since and condition(step)
 
     until(found, what)
 
 
+def is_frozen(step):
+    return step["waiting"] and not step["admitted"]
+
+
 def busy(front, full, starved, output=LONG):
     """One rank at its cap, and another with a request that is frozen by it; the requests of both."""
+    since = [number(rank) for rank in front.ranks]
     running = front.add(full, CAP, output)
-    wait_for_step(front.ranks[full], lambda step: step["queue"][full] == CAP, "rank at its cap")
+    wait_for_step(front.ranks[full], since[full], lambda step: step["queue"][full] == CAP, "rank at its cap")
     waiting = front.add(starved, 1, 4)
-    wait_for_step(front.ranks[starved], lambda step: step["waiting"] and not step["admitted"], "frozen step")
+    wait_for_step(front.ranks[starved], since[starved], is_frozen, "frozen step")
     return running, waiting
 
 
@@ -128,7 +140,7 @@ def test_the_queue_has_one_count_for_each_rank_of_the_group_at_hand(scaled):
 
 
 def test_ranks_of_a_group_gather_equally_often_and_see_the_same(scaled):
-    assert same(scaled)
+    gathers_agree(scaled)
 
 
 def test_ranks_that_joined_saw_what_the_others_saw(scaled):
@@ -199,7 +211,7 @@ def test_after_a_failed_gather_and_after_the_recovery_all_counts_are_zero(recove
 
 @tolerant
 def test_after_each_recovery_counts_are_equal_again(recovered):
-    assert same(recovered)
+    gathers_agree(recovered)
     first, second, third = gathered(recovered.ranks[0])
     assert [CAP, 0] in first
     assert [CAP, 0] in second
@@ -231,7 +243,7 @@ def go_on(front, call, names):
     front.idle()
     assert first_with_work(front.ranks[1], since) == ([0, 0], 1)
     assert [stale(rank) for rank in front.ranks] == [[], []]
-    assert same(front)
+    gathers_agree(front)
 
 
 @pytest.mark.parametrize(("call", "back"), [(("pause_scheduler",), "resume_scheduler"), (("sleep", 1), "wake_up")])
