@@ -69,6 +69,10 @@ def ranks(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., list[tuple
     yield start
     for dog in started:
         dog.stop()
+    # One that is just looking round would speak in the next test.
+    end = time.monotonic() + 30
+    while any(t.name == "balance_patcher watchdog" for t in threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def wait_for(caplog: pytest.LogCaptureFixture, count: int, seconds: float = 30) -> list[str]:
