@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "_should_stop_admitting_waiting"
 
 #: The seeds of the equivalence tests; with the gate off no counts matter, and fewer do.
-ON, OFF = range(200), range(1000, 1040)
+ON, OFF = range(100), range(1000, 1020)
 
 
 def chosen(shape, plain, asynchronous):
