@@ -63,6 +63,10 @@ class Rank:
     arguments: Sequence[str] = ()
 
 
+#: What makes vLLM leave our entry points alone; those of the tests it is to take.
+WITHOUT = {"VLLM_PLUGINS": "engine_probe"}
+
+
 @dataclass(frozen=True)
 class Command:
     """One command of a launch.
@@ -86,7 +90,9 @@ class Command:
         places = [ROOT, HERE / "site", HERE.parent / "lane", command_site(folder), *self.places]
         if self.installed:
             places.append(folder / "site")
-        return {**surroundings(places), **LIGHT, "ENGINE_PROBE": str(folder), **self.environment}
+        # A checkout from which balance_patcher was installed has our entry points too.
+        left_out = {} if self.installed else WITHOUT
+        return {**surroundings(places), **LIGHT, "ENGINE_PROBE": str(folder), **left_out, **self.environment}
 
 
 def command_site(folder: Path) -> Path:
@@ -142,7 +148,7 @@ def _apart(each: Mapping[int, Rank]) -> dict[str, str]:
     """How ranks of one command are told what is different for them: the probe does it where they are started."""
     told = {
         number: {
-            "environment": {**({} if rank.installed else {"VLLM_PLUGINS": "engine_probe"}), **rank.environment},
+            "environment": {**({} if rank.installed else WITHOUT), **rank.environment},
             "max_num_seqs": rank.cap, "additional_config": ASKED if rank.balance else {},
         }
         for number, rank in each.items()
