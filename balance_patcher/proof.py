@@ -86,11 +86,16 @@ def _typed(value: object) -> str:
     return f"{type(value).__name__}:{value!r}"
 
 
-def reached(live: object) -> Iterator[tuple[FunctionType, tuple[object, ...]]]:
+def reached(live: object, *, kept: bool = True) -> Iterator[tuple[FunctionType, tuple[object, ...]]]:
     """The functions that an attribute is or can call, each with what stands around it, the outermost first.
 
     Looked through are ``__wrapped__``, closure cells, defaults, attributes of functions and of callable
     objects, bound methods, partial objects, and the functions that the outermost one names in its module.
+
+    Args:
+        live: The attribute.
+        kept: Also what a function only keeps, as ``__wrapped__`` or another attribute. A copy that replaces a function
+            may keep that and never call it.
     """
     seen: dict[int, object] = {}
     queue: list[tuple[object, tuple[object, ...]]] = [(live, ())]
@@ -103,7 +108,7 @@ def reached(live: object) -> Iterator[tuple[FunctionType, tuple[object, ...]]]:
         seen[id(current)] = current
         if isinstance(current, FunctionType):
             yield current, around
-        held = list(_held(current))
+        held = list(_held(current, kept=kept))
         if not around and isinstance(current, FunctionType):
             named = [current.__globals__.get(name) for name in current.__code__.co_names]
             held += [value for value in named if isinstance(value, FunctionType)]
@@ -111,13 +116,15 @@ def reached(live: object) -> Iterator[tuple[FunctionType, tuple[object, ...]]]:
 
 
 def inner_functions(function: object) -> Iterator[FunctionType]:
-    """The functions behind a wrapper, see :func:`reached`; the wrapper itself is left out."""
-    return (inner for inner, _ in reached(function) if inner is not function)
+    """The functions that a wrapper calls, as far as can be seen, see :func:`reached`; itself is left out."""
+    return (inner for inner, _ in reached(function, kept=False) if inner is not function)
 
 
-def _held(current: Any) -> Iterator[object]:
-    with suppress(Exception):  # a foreign object may do anything when it is asked
-        yield current.__wrapped__
+def _held(current: Any, *, kept: bool) -> Iterator[object]:
+    kept = kept or not isinstance(current, FunctionType)
+    if kept:
+        with suppress(Exception):  # a foreign object may do anything when it is asked
+            yield current.__wrapped__
     if isinstance(current, FunctionType):
         for cell in current.__closure__ or ():
             try:
@@ -137,8 +144,9 @@ def _held(current: Any) -> Iterator[object]:
     for name in (name for kind in type(current).__mro__ for name in _slots(kind)):
         with suppress(Exception):
             yield getattr(current, name)
-    with suppress(Exception):
-        yield from vars(current).values()
+    if kept:
+        with suppress(Exception):
+            yield from vars(current).values()
 
 
 def _slots(kind: type) -> Iterable[str]:

@@ -32,7 +32,7 @@ def failed(
 def not_found(delta: Delta, target: Target) -> Failure:
     what = f"delta {delta.name!r} cannot be placed; nothing was patched."
     anchors = [(variant, variant.anchor) for variant in delta.variants if variant.anchor is not None]
-    # A shape that upstream has instead, of which the function has not even the names, is nothing to compare with.
+    # A shape that upstream has instead, of which the function has not one name, is nothing to compare with.
     anchors = [pair for pair in anchors if pair[0].status == "applied" or _names_are_there(pair[1], target)] or anchors
     misses = [(variant, miss) for variant, anchor in anchors for miss in find_anchor(target, anchor)[1]]
     ranked = sorted(misses, key=lambda pair: -pair[1].score)
@@ -70,7 +70,8 @@ def not_found(delta: Delta, target: Target) -> Failure:
 
 def _names_are_there(anchor: Anchor, target: Target) -> bool:
     there = {node.attr for node in ast.walk(target.node) if isinstance(node, ast.Attribute)}
-    return there.issuperset(_ATTRIBUTE.findall(anchor.pattern))
+    names = _ATTRIBUTE.findall(anchor.pattern)
+    return not names or not there.isdisjoint(names)
 
 
 def _outside(delta: Delta, target: Target, *, loose: bool) -> tuple[Variant, FunctionNode, ast.stmt | ast.expr] | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from balance_patcher.bindings import holders
+from balance_patcher.bindings import holders, runs
 
 HERE = __name__
 
@@ -75,3 +79,54 @@ def test_a_function_of_another_module_in_upstreams_class_is_not_upstreams() -> N
 
 def test_where_nobody_has_it_nobody_holds_it() -> None:
     assert list(holders(Base, "stop", HERE)) == []
+
+
+def _wrapper(ours: Any) -> Any:
+    @functools.wraps(ours)
+    def schedule(self: object) -> object:
+        return ours(self)
+
+    return schedule
+
+
+def _copy(ours: Any) -> Any:
+    @functools.wraps(ours)
+    def schedule(_: object) -> str:
+        return "a copy"
+
+    return schedule
+
+
+def _copy_that_keeps(ours: Any) -> Any:
+    def schedule(_: object) -> str:
+        return "a copy"
+
+    schedule.original = ours  # type: ignore[attr-defined]
+    return schedule
+
+
+def _partial(ours: Any) -> Any:
+    return functools.partial(ours)
+
+
+def _by_default(ours: Any) -> Any:
+    def schedule(self: object, upstream: Any = ours) -> object:
+        return upstream(self)
+
+    return schedule
+
+
+def _ours(_: object) -> str:
+    return "ours"
+
+
+@pytest.mark.parametrize("stands", [_wrapper, _partial, _by_default])
+def test_what_calls_ours_runs_it(stands: Callable[[Any], Any]) -> None:
+    assert runs(stands(_ours), _ours)
+    assert runs(_wrapper(stands(_ours)), _ours)
+
+
+@pytest.mark.parametrize("stands", [_copy, _copy_that_keeps])
+def test_a_copy_that_only_keeps_ours_does_not_run_it(stands: Callable[[Any], Any]) -> None:
+    assert not runs(stands(_ours), _ours)
+    assert not runs(_wrapper(stands(_ours)), _ours)
