@@ -175,6 +175,13 @@ def _runtime(runtimes: Sequence[RuntimeClass]) -> RuntimeClass | None:
             "BP002", f"{runtimes[0].name} extends {base}, {strange.name} extends {strange.base}",
             next="compose only features that extend the same class",
         )  # fmt: skip
+    for at, one in enumerate(runtimes):
+        for other in runtimes[at + 1 :]:
+            if common := sorted(one.provides & other.provides):
+                raise refuse(
+                    "BP002", f"{one.name} and {other.name} both bring {common[0]!r}, and would have one between them",
+                    next="rename it in one of the two",
+                )  # fmt: skip
     name = f"Patched{base.rpartition(':')[2].rpartition('.')[2]}"
 
     def make(upstream: type) -> type:

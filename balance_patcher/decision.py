@@ -115,7 +115,11 @@ def decide(engine: Any, vllm_config: Any, process: str = "engine") -> tuple[Deci
         if not decision.active and not decision.failures:
             _logger.info("%s", decision.reason)
     _warn_of_unplaced([decision.feature for decision in made if decision.source is None])
-    _stop_or_remind(engine, vllm_config, [decision for decision in made if decision.failures])
+    try:
+        _stop_or_remind(engine, vllm_config, [decision for decision in made if decision.failures])
+    except PatchError as error:
+        unmake(made, vllm_config, error)
+        raise
     return made
 
 
@@ -187,7 +191,6 @@ def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[Decision, 
     named = asked_by_name(vllm_config)
     others, lost = of_others(named)
     known = decided_in(process, others)
-    lost = {name: failures for name, failures in lost.items() if process == "engine"}
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in known}
     wanted = [feature for feature in known if isinstance(found[feature.name], str)]
     if wanted:

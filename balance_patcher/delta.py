@@ -282,6 +282,9 @@ def _check_text(edit: Edit) -> None:
             raise bad("an edit must not declare global or nonlocal names")
     if isinstance(edit, CallThrough) and any(map(_leaves, tree.body)):
         raise bad("a call-through returns upstream's result: no return, yield or await of its own")
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+    if isinstance(edit, CallThrough) and any(node.id == RESULT for node in names):
+        raise bad(f"a call-through returns upstream's result: `{RESULT}` stays what it is")
     marked = "\n".join(f"{line}  # mark" if line.strip() else line for line in probe.splitlines())
     try:
         same = ast.dump(ast.parse(marked)) == ast.dump(tree)

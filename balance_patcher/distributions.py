@@ -69,7 +69,8 @@ def offers() -> tuple[Offer, ...]:
 
     Two that bring one name cannot both be meant, and nobody can say which is: neither can be used.
     """
-    found = sorted(_found(), key=lambda offer: (offer.name, offer.distribution))
+    # A folder that stands twice on the path has each distribution twice.
+    found = sorted(dict.fromkeys(_found()), key=lambda offer: (offer.name, offer.distribution))
     many = Counter(offer.name for offer in found)
     return tuple(offer if many[offer.name] == 1 else _double(offer, found) for offer in found)
 

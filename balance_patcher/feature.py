@@ -97,6 +97,8 @@ class Enabling:
     def __post_init__(self) -> None:
         if self.process not in ("engine", "worker"):
             raise bad(f"a feature is decided in an `engine` or a `worker`, not in {self.process!r}")
+        if self.process == "worker" and self.shared is not None:
+            raise bad("workers have no store in which ranks could agree: `shared` is for an engine's features")
 
 
 @dataclass(frozen=True)

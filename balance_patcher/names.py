@@ -174,10 +174,11 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
                 f"rename it in {step.delta.declared}",
                 ("nearest", _line(target.text, line)),
             )
+    yield from _bound_twice(plan, placement, step, fresh, target)
     tree = ast.parse(step.text)
     # A function of its own sees none of what upstream's binds in its body.
     seen = scope.parameters if isinstance(step.edit, APART) else scope.local
-    known = fresh | seen | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target)
+    known = fresh | seen | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target, step)
     if isinstance(step.edit, CallThrough) and not step.edit.first:
         known.add(RESULT)
     yield from _unknown(tree, known, target, placement, step.text)
@@ -214,11 +215,27 @@ def _taken(what: str, scope: _Scope, placement: Placement, name: str) -> Failure
     )
 
 
-def _bound_in_feature(plan: Plan, target: Target) -> set[str]:
-    """Names that other edits of the plan put into the same function, parameters among them."""
+def _bound_in_feature(plan: Plan, target: Target, of: Step) -> set[str]:
+    """Names that edits of the same feature put into the same function; parameters are there for all."""
     steps = plan.steps.get(target.name, [])
     added = {step.edit.name for step in steps if hasattr(step.edit, "default") and hasattr(step.edit, "name")}
-    return added.union(*(new_names(step) for step in steps if step.template))
+    return added.union(*(new_names(step) for step in steps if step.template and _owners(step) & _owners(of)))
+
+
+def _bound_twice(plan: Plan, placement: Placement, step: Step, fresh: set[str], target: Target) -> Iterator[Failure]:
+    """A name that another feature binds too: each would read what the other has put there."""
+    for other in plan.steps.get(target.name, []):
+        common = fresh & new_names(other) if other.template and not _owners(other) & _owners(step) else set()
+        if common and not isinstance(other.edit, APART) and not isinstance(step.edit, APART):
+            what = f"{min(common)!r} is put in by {step.delta.name!r} and by {other.delta.name!r}"
+            next_step = f"rename it in {step.delta.declared}"
+            row = ("the other", other.delta.declared)
+            yield _failure("BP301", what, target, placement, target.node.lineno, next_step, row)
+
+
+def _owners(step: Step) -> set[str]:
+    """The features whose delta it is; one that several share has the names of all."""
+    return set(step.delta.name.rpartition(".")[0].split("+"))
 
 
 def _check_export(

@@ -95,14 +95,17 @@ def _refuse_another(feature: Feature, vllm_config: Any, facts: dict[str, object]
 
 def effective(installation: Installation, engine: Any, vllm_config: Any) -> None:
     """Refuse a scheduler class or an engine that would not run what was bound (BP702), read from ``__mro__``."""
+    there = [type(engine)]
+    if installation.feature.process == "engine":
+        there.append(_scheduler_class(vllm_config))
     for binding in installation.bindings:
         owner = binding.owner
-        if isinstance(owner, type) and owner in type(engine).__mro__:
-            found = list(holders(type(engine), binding.name, owner.__module__))
-            if not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
+        for cls in there if isinstance(owner, type) else ():
+            found = list(holders(cls, binding.name, owner.__module__)) if owner in cls.__mro__ else None
+            if found is not None and not any(runs(vars(holder)[binding.name], binding.after) for holder in found):
                 raise refuse(
                     "BP702",
-                    f"{_class_name(type(engine))} runs {binding.name} of {_class_name(found[0])}, not ours",
+                    f"{_class_name(cls)} runs {binding.name} of {_class_name(found[0])}, not ours",
                     ("runs", str(origin_of(vars(found[0])[binding.name]))),
                     next="let that class inherit the method, or switch the feature off",
                 )

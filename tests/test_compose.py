@@ -277,3 +277,34 @@ class TestVerify:
         report, _ = check_lane(self.lane(tmp_path), [ONE, TWO, lost])
         assert [feature.status for feature in report.features] == ["applied", "applied", "failed"]
         assert not [failure for failure in report.failures if "together" in dict(failure.fields)]
+
+
+class TestNamesOfSeveral:
+    """One flag or one local name of two features would be one between them."""
+
+    def test_a_local_name_of_another_feature_is_not_known(self, lane: Lane) -> None:
+        reads = delta("two.edit", InsertAfter("if self.two:\n    self.done = seen"), anchor="self.second()")
+        binds = delta("one.edit", InsertAfter("seen = self.one"), anchor="self.first()")
+        one = replace(ONE, deltas=(ONE.deltas[0], binds))
+        two = replace(TWO, deltas=(TWO.deltas[0], reads))
+        with pytest.raises(PatchError, match=r"BP302.*'seen'"):
+            compile_plan(make_plan(lane, compose([one, two])))
+        compile_plan(make_plan(lane, replace(one, deltas=(*one.deltas, replace(reads, name="one.more")))))
+
+    def test_two_that_bind_one_name_are_refused_with_both(self, lane: Lane) -> None:
+        made = [
+            replace(
+                feature, deltas=(feature.deltas[0], delta(f"{feature.name}.edit", InsertAfter("seen = 1"), anchor=at))
+            )
+            for feature, at in ((ONE, "self.first()"), (TWO, "self.second()"))
+        ]
+        with pytest.raises(PatchError, match=r"BP301.*'seen' is put in by 'one\.edit' and by 'two\.edit'"):
+            compile_plan(make_plan(lane, compose(made)))
+
+    def test_two_classes_that_bring_one_name_are_refused(self) -> None:
+        def bringing(feature: Feature) -> Feature:
+            assert feature.runtime is not None
+            return replace(feature, runtime=replace(feature.runtime, provides=frozenset({"_flag", feature.name})))
+
+        with pytest.raises(PatchError, match=r"BP002.*OneEngine and TwoEngine both bring '_flag'"):
+            compose([bringing(ONE), bringing(TWO)])

@@ -182,6 +182,8 @@ DECLARATIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: variant(CallThrough("return 1"), anchor=None), "a call-through returns upstream's result"),
     (lambda: variant(CallThrough("if a:\n    yield"), anchor=None), "a call-through returns upstream's result"),
     (lambda: variant(CallThrough("x = yield"), anchor=None), "a call-through returns upstream's result"),
+    (lambda: variant(CallThrough("balance_result = None"), anchor=None), "`balance_result` stays what it is"),
+    (lambda: variant(CallThrough("f(balance_result := 1)"), anchor=None), "`balance_result` stays what it is"),
     # a parameter
     (lambda: variant(AddParameter("a", "b")), "the default of parameter 'a' is no literal on one line: b"),
     (lambda: variant(AddParameter("a", "f()")), "the default of parameter 'a' is no literal"),
