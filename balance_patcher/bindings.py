@@ -41,7 +41,7 @@ class Binding:
         return f"{prefix}.{self.name}"
 
 
-@dataclass
+@dataclass(repr=False)
 class Installation:
     """A feature that is bound in this process.
 
@@ -68,6 +68,9 @@ class Installation:
             module, _, name = base.partition(":")
             self.upstream[base] = getattr(importlib.import_module(module), name)
             self.own |= {cls: dict(vars(cls)) for cls in self.ours(base)}
+
+    def __repr__(self) -> str:
+        return f"<Installation of {self.feature.name}: {len(self.bindings)} bindings, digest {self.digest}>"
 
     @property
     def feature(self) -> Feature:

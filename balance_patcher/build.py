@@ -55,7 +55,7 @@ class Compiled:
         return self.filename == f"<balance_patcher {self.target}>"
 
 
-@dataclass
+@dataclass(repr=False)
 class Built:
     """A feature, ready to be bound.
 
@@ -80,6 +80,10 @@ class Built:
     classes: dict[str, type] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     homes: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Built {self.feature.name}: {', '.join([*self.functions, *self.added])}>"
+
     added: dict[str, object] = field(default_factory=dict)
 
 

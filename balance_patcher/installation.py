@@ -56,6 +56,8 @@ def installed(name: str) -> Installation | None:
 def install(feature: Feature | str, *, classes_only: bool = False, then: Then | None = None) -> Installation:
     """Build a feature and bind it in this process; what is bound already stays as it is.
 
+    One that edits functions in common with what is bound joins it: both are bound anew, as one.
+
     Args:
         feature: The feature or its name. One that is a part of what is installed is completed there.
         classes_only: Bind its runtime classes, and leave its functions to a later call.
@@ -66,6 +68,18 @@ def install(feature: Feature | str, *, classes_only: bool = False, then: Then | 
     """
     with _LOCK:
         feature = find_feature(feature) if isinstance(feature, str) else feature
+        if not classes_only and bound(feature.name) is None and _sharing([feature]):
+            return install_together([feature], then)
+        return _install(feature, classes_only=classes_only, then=then)
+
+
+def _sharing(features: Sequence[Feature]) -> list[Installation]:
+    """What is bound and edits functions in common with them."""
+    return [holder for holder in _INSTALLED.values() if len(overlapping([*features, holder.feature])) == 1]
+
+
+def _install(feature: Feature, *, classes_only: bool = False, then: Then | None = None) -> Installation:
+    with _LOCK:
         done = bound(feature.name)
         if done is not None:
             _refuse_any([*overwritten(done), *bypassed(done)])
@@ -101,19 +115,20 @@ def install_together(features: Sequence[Feature], then: Then | None = None) -> I
         PatchError: With every reason; then what was bound before is bound, and nothing else.
     """
     with _LOCK:
-        holders = [holder for holder in _INSTALLED.values() if len(overlapping([*features, holder.feature])) == 1]
+        holders = _sharing(features)
         if len(holders) == 1 and all(bound(feature.name) is holders[0] for feature in features):
             return _complete(holders[0], features, then)
         _refuse_any(_standing_in(holder, features) for holder in holders if holder.stands_in)
-        before = [holder.feature for holder in holders]
-        parts = [part for feature in before for part in (feature.parts or (feature,))]
-        for feature in before:
-            uninstall(feature.name)
+        parts = [part for holder in holders for part in (holder.feature.parts or (holder.feature,))]
+        gone: list[Feature] = []
         try:
-            return install(compose([*features, *parts]), then=then)
+            for holder in holders:
+                _take_out(holder)
+                gone.append(holder.feature)
+            return _install(compose([*features, *parts]), then=then)
         except BaseException:
-            for feature in before:
-                install(feature)
+            for feature in gone:
+                _install(feature)
             raise
 
 
@@ -142,6 +157,8 @@ def _complete(installation: Installation, features: Sequence[Feature], then: The
 def uninstall(name: str) -> None:
     """Put everything back that :func:`install` changed: the identical objects and bases.
 
+    Features with which it was bound as one are bound anew without it.
+
     Raises:
         PatchError: BP606 and BP607, if somebody has changed it since; then nothing is put back.
     """
@@ -149,9 +166,21 @@ def uninstall(name: str) -> None:
         installation = bound(name)
         if installation is None:
             return
-        _refuse_any([*overwritten(installation), *wrapped(installation), *kept_by_others(installation)])
-        del _INSTALLED[installation.feature.name]
-        _roll_back(installation, (0, 0, frozenset()))
+        rest = [part for part in installation.feature.parts if part.name != name]
+        _take_out(installation)
+        if name == installation.feature.name or not rest or installation.stands_in:
+            return
+        try:
+            _install(compose(rest))
+        except BaseException:
+            _install(installation.feature)
+            raise
+
+
+def _take_out(installation: Installation) -> None:
+    _refuse_any([*overwritten(installation), *wrapped(installation), *kept_by_others(installation)])
+    del _INSTALLED[installation.feature.name]
+    _roll_back(installation, (0, 0, frozenset()))
 
 
 def _refuse_any(problems: Iterable[Failure]) -> None:

@@ -140,3 +140,25 @@ class TestDecided:
         config.additional_config = {KEY: True, "enable_balance_scheduling": True}
         with pytest.raises(PatchError, match=r"enable_balance_scheduling and kv_transfer_config\.kv_role=kv_producer"):
             decision.decide(self.engine(), config)
+
+
+@pytest.mark.parametrize("order", [(BALANCE, PREFILL), (PREFILL, BALANCE)])
+def test_installed_by_hand_one_joins_the_other_and_leaves_it_again(order):
+    before = state()
+    for name in order:
+        both = installation.install(name)
+    assert installation.installed(BALANCE) is installation.installed(PREFILL) is both
+    assert both.feature.name == f"{BALANCE}+{PREFILL}"
+    first, second = order
+    installation.uninstall(first)
+    assert installation.bound(first) is None
+    alone = installation.installed(second)
+    assert alone.feature.name == second
+    assert module().Scheduler is alone.built.classes[harness.TARGET]
+    installation.uninstall(second)
+    assert state() == before
+
+
+def test_what_is_returned_is_told_in_a_line():
+    assert repr(installation.install(BALANCE)).startswith("<Installation of balance: ")
+    assert len(repr(installation.bound(BALANCE).built)) < 400
