@@ -10,6 +10,7 @@ import harness
 import pytest
 
 from balance_patcher import decision, entry, guards, plugin, readback, registry, status, wanted
+from balance_patcher.decided import decided
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.installation import bound, installed, uninstall
 from balance_patcher.registry import find_feature
@@ -204,7 +205,7 @@ class TestEngineThatWasNotBuilt:
         assert not made.active
         assert "OFF because the engine was not built: OSError" in made.reason
         assert status().feature("balance").decisions[-1].active is False
-        assert decision.decided(config, "balance") is False
+        assert decided(config, "balance") is False
 
     def test_upstream_says_what_its_constructor_misses(self):
         plugin.arm()

@@ -10,9 +10,11 @@ import harness
 import pytest
 
 from balance_patcher import byname, decision, distributions, installation, plugin, readback, wanted
+from balance_patcher.compose import at_work
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import bound, installed
 from balance_patcher.registry import features, find_feature
+from balance_patcher.source import InstalledSource, Lane
 from tests.distributions import put, put_example
 
 ON = {"enable_balance_scheduling": True}
@@ -353,8 +355,8 @@ class TestEveryOrder:
 
     def test_so_it_is_with_every_feature_of_this_repository_that_edits_the_scheduler(self, site):
         site(example=True)
-        chosen = [
-            feature for feature in (*features(), find_feature(TALLY)) if any("Scheduler." in t for t in feature.targets)
-        ]
+        edit_it = [f for f in (*features(), find_feature(TALLY)) if any("Scheduler." in t for t in f.targets)]
+        chosen = at_work(edit_it, Lane("installed", InstalledSource()))
+        assert len(chosen) > 1
         digests = {installation.install_together(order[::step]).digest for order in [chosen] for step in (1, -1)}
         assert len(digests) == 1
