@@ -18,9 +18,9 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 from .byname import composed_with
-from .delta import CallThrough
+from .delta import AddParameter, CallThrough
 from .errors import Failure, PatchError, refuse
-from .feature import Agree, CalledOnce, Feature, Invariant, Ordered, Sets
+from .feature import Agree, AskedOnce, CalledOnce, Feature, Invariant, Ordered, Sets
 from .proof import compile_text, in_module, place_of, reached, same_code
 from .source import Lane, ModuleText, module_text
 from .targets import Target
@@ -87,6 +87,7 @@ def move(feature: Feature, lane: Lane, live: Callable[[str], object]) -> Moved:
                     "BP612", f"{place_of(found)} stands on {homes[name]} too, and our edits differ there",
                     next="switch one of the two off",
                 )  # fmt: skip
+            _refuse_another_call(feature, target, found)
             texts[name.partition(":")[0]] = _text(found)
         except PatchError as error:
             failures += [failure.with_fields(("target", target)) for failure in error.failures]
@@ -100,6 +101,9 @@ def move(feature: Feature, lane: Lane, live: Callable[[str], object]) -> Moved:
 
 def _onto(feature: Feature, moves: Mapping[str, str]) -> Feature:
     def moved(invariant: Invariant) -> Invariant:
+        if isinstance(invariant, AskedOnce):
+            target, caller = (moves.get(name, name) for name in (invariant.target, invariant.caller))
+            return replace(invariant, target=target, caller=caller)
         if isinstance(invariant, (CalledOnce, Ordered, Sets, Agree)):
             return replace(invariant, target=moves.get(invariant.target, invariant.target))
         return invariant
@@ -115,6 +119,26 @@ def _calls_through(feature: Feature, target: str) -> bool:
     """Whether nothing of a target's text is edited: it is called, whatever it is."""
     edits = [e for d in feature.deltas if d.target == target for variant in d.variants for e in variant.edits]
     return all(isinstance(edit, CallThrough) for edit in edits)
+
+
+def _refuse_another_call(feature: Feature, target: str, function: FunctionType) -> None:
+    """It must be callable as the target is, with the parameters that the feature adds (else BP612)."""
+    edits = [edit for d in feature.deltas if d.target == target for variant in d.variants for edit in variant.edits]
+    added = {edit.name for edit in edits if isinstance(edit, AddParameter)}
+    for shape in feature.call_shapes:
+        call = ast.parse(f"f({shape.arguments})", mode="eval").body
+        if shape.target != target or not isinstance(call, ast.Call):
+            continue
+        own = inspect.signature(function, follow_wrapped=False)
+        named = {k.arg: None for k in call.keywords if k.arg is not None and k.arg not in added - own.parameters.keys()}
+        itself = [None] if "." in target.partition(":")[2] else []
+        try:
+            own.bind(*itself, *(None for _ in call.args), **named)
+        except TypeError as error:
+            raise refuse(
+                "BP612", f"{place_of(function)} cannot be called as {target}({shape.arguments}) is: {error}",
+                next="let it take the parameters that upstream's has",
+            ) from error  # fmt: skip
 
 
 def _text(function: FunctionType) -> ModuleText:
@@ -165,8 +189,10 @@ def callable_there(feature: Feature, target: Target, home: str, live: object) ->
     """
     if not isinstance(live, FunctionType) or not _calls_through(feature, home):
         return None
-    foreign = [outer for outer in _foreign(target, live) if isinstance(outer, FunctionType)]
-    if not foreign or not {in_module(function) for function in foreign} <= composed_with():
+    around = list(_foreign(target, live))
+    foreign = [outer for outer in around if isinstance(outer, FunctionType)]
+    # An object that is called in between does work of its own, and has no name that anybody could have asked for.
+    if len(foreign) < len(around) or not {in_module(function) for function in foreign} <= composed_with():
         return None
     for function in foreign:
         if not _is_its_text(function):

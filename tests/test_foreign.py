@@ -19,7 +19,7 @@ from balance_patcher.bindings import bypassed, overwritten
 from balance_patcher.build import build
 from balance_patcher.delta import AddParameter, Anchor, CallThrough, Delta, InsertAfter, Prologue, Variant
 from balance_patcher.errors import PatchError
-from balance_patcher.feature import Feature, Ordered, RuntimeClass
+from balance_patcher.feature import CallShape, Feature, Ordered, RuntimeClass
 from balance_patcher.installation import install, uninstall
 from balance_patcher.source import DirSource, Lane
 
@@ -86,6 +86,17 @@ def narrow(function):
     def around(self):
         return function(self, 1)
     return around
+
+def demanding(self, x, must):
+    budget = self.cap
+    return budget
+
+class Between:
+    """Calls on, and does something of its own; nobody can ask for it by a name."""
+    def __init__(self, function):
+        self.function = function
+    def __call__(self, *args):
+        return self.function(*args)
 
 def made(self):
     def step(self, x=1):
@@ -353,6 +364,27 @@ class TestNotComposable:
         world.upstream.Engine.sync = world.theirs.narrow(world.upstream.Engine.sync)
         ask("narrow.<locals>.around")
         with pytest.raises(PatchError, match=r"BP612.*cannot be called as Engine\.sync is"):
+            build(world.hook(), world.lane)
+
+    def test_one_that_is_edited_has_to_be_called_in_the_ways_that_are_declared(
+        self, world: World, ask: Callable[..., None]
+    ) -> None:
+        feature = world.feature()
+        target = feature.targets[0]
+        feature = replace(feature, call_shapes=(CallShape(target, "x=1"), CallShape(target, "y=1")))
+        world.upstream.Engine.step = world.theirs.step
+        ask("step")
+        build(feature, world.lane)
+        world.upstream.Engine.step = world.theirs.demanding
+        ask("demanding")
+        with pytest.raises(PatchError, match=r"BP612.*demanding.* cannot be called as .*Engine\.step\(x=1\) is"):
+            build(feature, world.lane)
+
+    def test_an_object_in_between_is_nothing_that_was_asked_for(self, world: World, ask: Callable[..., None]) -> None:
+        engine = world.upstream.Engine
+        engine.sync = world.theirs.wrap(world.theirs.Between(engine.sync))
+        ask("wrap.<locals>.around")
+        with pytest.raises(PatchError, match="BP602"):
             build(world.hook(), world.lane)
 
     def test_of_two_wrappers_both_have_to_be_asked_for(self, world: World, ask: Callable[..., None]) -> None:
