@@ -50,7 +50,7 @@ class Rank:
     Attributes:
         balance: Whether its configuration asks for balance.
         cap: The requests that it may run.
-        installed: Whether vLLM finds our entry points there.
+        installed: Whether vLLM takes our entry points there.
         environment: More for its environment. A rank that shares its command with others gets it when its process
             is started; what vLLM or we have read in the parent by then is not read again unless it is spawned.
         arguments: More words for its command, where it has one of its own.
@@ -63,8 +63,12 @@ class Rank:
     arguments: Sequence[str] = ()
 
 
-#: What makes vLLM leave our entry points alone; those of the tests it is to take.
-WITHOUT = {"VLLM_PLUGINS": "engine_probe"}
+def _environment(rank: Rank) -> dict[str, str]:
+    """What is set for a rank besides. Without our entry points vLLM is told to take those of the tests only.
+
+    To leave their folder out would not do: a checkout from which balance_patcher was installed has them too.
+    """
+    return {**({} if rank.installed else {"VLLM_PLUGINS": "engine_probe"}), **rank.environment}
 
 
 @dataclass(frozen=True)
@@ -75,24 +79,18 @@ class Command:
         words: The command, after the lane's Python.
         environment: What is set for it besides.
         ports: Where it is to be asked over HTTP.
-        installed: Whether vLLM finds our entry points there.
         places: More folders in which Python looks.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
-    installed: bool = True
     places: tuple[Path, ...] = ()
 
     def start_environment(self, folder: Path) -> dict[str, str]:
         """The environment in full; ``folder`` is that of the launch, and our entry points are in its ``site``."""
-        places = [ROOT, HERE / "site", HERE.parent / "lane", command_site(folder), *self.places]
-        if self.installed:
-            places.append(folder / "site")
-        # A checkout from which balance_patcher was installed has our entry points too.
-        left_out = {} if self.installed else WITHOUT
-        return {**surroundings(places), **LIGHT, "ENGINE_PROBE": str(folder), **left_out, **self.environment}
+        places = [ROOT, HERE / "site", HERE.parent / "lane", command_site(folder), *self.places, folder / "site"]
+        return {**surroundings(places), **LIGHT, "ENGINE_PROBE": str(folder), **self.environment}
 
 
 def command_site(folder: Path) -> Path:
@@ -140,7 +138,7 @@ def _serve(rank: Rank, *words: object, ports: Sequence[int] = (), environment: M
     told = ("-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--served-model-name", "tiny", "--host", HOST)
     return Command(
         (*told, *_words(_settings(rank)), *given, *rank.arguments),
-        {**environment, **rank.environment}, tuple(ports), rank.installed,
+        {**environment, **_environment(rank)}, tuple(ports),
     )  # fmt: skip
 
 
@@ -148,14 +146,14 @@ def _apart(each: Mapping[int, Rank]) -> dict[str, str]:
     """How ranks of one command are told what is different for them: the probe does it where they are started."""
     told = {
         number: {
-            "environment": {**({} if rank.installed else WITHOUT), **rank.environment},
+            "environment": _environment(rank),
             "max_num_seqs": rank.cap, "additional_config": ASKED if rank.balance else {},
         }
         for number, rank in each.items()
     }  # fmt: skip
     if any(rank.arguments for rank in each.values()):
         raise ValueError("ranks that share a command cannot have arguments of their own")
-    forked = [number for number, rank in each.items() if not rank.installed or rank.environment]
+    forked = [number for number, rank in each.items() if _environment(rank)]
     return {"ENGINE_RANKS": json.dumps(told), **({"ENGINE_START": "spawn"} if forked else {})} if told else {}
 
 
@@ -277,7 +275,7 @@ def _python(rank: Rank, engines: Sequence[Mapping[str, object]]) -> Command:
     settings = {"model": str(MODEL), **_settings(rank)}
     told = [{**engine, "settings": {**settings, **dict(engine.get("settings", {}))}} for engine in engines]
     words = (str(HERE / "offline.py"), json.dumps(told))
-    return Command(words, rank.environment, (), rank.installed)
+    return Command(words, _environment(rank))
 
 
 def without_a_loop() -> list[Command]:
