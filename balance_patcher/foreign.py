@@ -192,7 +192,8 @@ def callable_there(feature: Feature, target: Target, home: str, live: object) ->
     around = list(_foreign(target, live))
     foreign = [outer for outer in around if isinstance(outer, FunctionType)]
     # An object that is called in between does work of its own, and has no name that anybody could have asked for.
-    if len(foreign) < len(around) or not {in_module(function) for function in foreign} <= composed_with():
+    # With nobody around, it is upstream's own, and proven as such.
+    if not foreign or len(foreign) < len(around) or not {in_module(function) for function in foreign} <= composed_with():
         return None
     for function in foreign:
         if not _is_its_text(function):

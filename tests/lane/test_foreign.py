@@ -51,7 +51,7 @@ def copy(tmp_path_factory):
         at for at, line in enumerate(lines) if line.startswith("        token_budget = self.max_num_scheduled_t")
     )
     lines.insert(node, "        CALLS.append(self)\n")
-    (folder / f"{COPY}.py").write_text("".join([*lines, "\n\nCALLS: list = []\n"]))
+    (folder / f"{COPY}.py").write_text("".join([*lines, "\n\nCALLS: list = []\n\n\n", IDLE]))
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     yield importlib.import_module(COPY)
@@ -69,6 +69,14 @@ def built(config):
     decision.decide(engine, config)
     engine.scheduler = harness.new_scheduler(config.scheduler_config.get_scheduler_cls(), SHAPE, config)
     return engine
+
+
+#: One that is called as ``schedule`` is, and has none of its places.
+IDLE = """\
+class Idle:
+    def schedule(self, *args, **kwargs):
+        return None
+"""
 
 
 class TestCopy:
@@ -112,8 +120,8 @@ class TestCopy:
         assert [off] == copy.CALLS
 
     def test_one_in_which_the_anchor_does_not_hold_is_refused(self, copy, theirs, monkeypatch):
-        theirs(harness.upstream_scheduler(), "schedule", copy.Scheduler.get_request_counts)
-        compose(monkeypatch, f"{COPY}:Scheduler.get_request_counts")
+        theirs(harness.upstream_scheduler(), "schedule", copy.Idle.schedule)
+        compose(monkeypatch, f"{COPY}:Idle.schedule")
         with pytest.raises(PatchError, match=r"balance\.admission-gate") as caught:
             built(harness.vllm_config(SHAPE, ON))
         assert any(failure.file == copy.__file__ for failure in caught.value.failures)
