@@ -222,7 +222,11 @@ def groups(rank, ranks, port):
     """vLLM's own groups over gloo, the expert-parallel ones among them."""
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+    from vllm.platforms import current_platform
 
+    # Ranks that have vLLM's kernels ask each other for shared memory, and wait for ever for one that has none: in a
+    # process in which other tests have run, something may have loaded them.
+    current_platform.import_kernels()
     vllm_config = VllmConfig(parallel_config=ParallelConfig())
     # What a CPU refuses is the balancer at large; the groups are made all the same.
     object.__setattr__(vllm_config.parallel_config, "enable_eplb", True)

@@ -10,6 +10,7 @@ import inspect
 import multiprocessing
 import os
 import socket
+import threading
 from types import SimpleNamespace
 
 import eplb_world as world
@@ -57,6 +58,9 @@ def ranks():
     ours, theirs = context.Pipe()
     process = context.Process(target=world.other_rank, args=(port, theirs, SEEDS), daemon=True)
     process.start()
+    # Ranks that wait for each other hear no signal: without the other one, this one gets an error.
+    patience = threading.Timer(240, process.kill)
+    patience.start()
     try:
         theirs.close()
         assert ours.poll(120), "the other rank did not start"
@@ -65,6 +69,7 @@ def ranks():
         assert ours.poll(60), "the other rank did not finish"
         other = ours.recv()
     finally:
+        patience.cancel()
         del os.environ["VLLM_DIST_IDENT"]
         process.join(10)
         if process.is_alive():
