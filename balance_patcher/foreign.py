@@ -129,16 +129,27 @@ def _refuse_another_call(feature: Feature, target: str, function: FunctionType) 
         call = ast.parse(f"f({shape.arguments})", mode="eval").body
         if shape.target != target or not isinstance(call, ast.Call):
             continue
-        own = inspect.signature(function, follow_wrapped=False)
-        named = {k.arg: None for k in call.keywords if k.arg is not None and k.arg not in added - own.parameters.keys()}
         itself = [None] if "." in target.partition(":")[2] else []
         try:
-            own.bind(*itself, *(None for _ in call.args), **named)
+            named = {k.arg: None for k in call.keywords if k.arg is not None}
+            _with_added(function, added).bind(*itself, *(None for _ in call.args), **named)
         except TypeError as error:
             raise refuse(
                 "BP612", f"{place_of(function)} cannot be called as {target}({shape.arguments}) is: {error}",
                 next="let it take the parameters that upstream's has",
             ) from error  # fmt: skip
+
+
+def _with_added(function: FunctionType, added: set[str]) -> inspect.Signature:
+    """A function's signature with the parameters that the feature gives it: behind those that have a place."""
+    own = inspect.signature(function, follow_wrapped=False)
+    parameters = list(own.parameters.values())
+    placed = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters[placed:placed] = [
+        inspect.Parameter(name, kind, default=None) for name in sorted(added - own.parameters.keys())
+    ]
+    return own.replace(parameters=parameters)
 
 
 def _text(function: FunctionType) -> ModuleText:
@@ -193,7 +204,8 @@ def callable_there(feature: Feature, target: Target, home: str, live: object) ->
     foreign = [outer for outer in around if isinstance(outer, FunctionType)]
     # An object that is called in between does work of its own, and has no name that anybody could have asked for.
     # With nobody around, it is upstream's own, and proven as such.
-    if not foreign or len(foreign) < len(around) or not {in_module(function) for function in foreign} <= composed_with():
+    named = {in_module(function) for function in foreign}
+    if not named or len(foreign) < len(around) or not named <= composed_with():
         return None
     for function in foreign:
         if not _is_its_text(function):

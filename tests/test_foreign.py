@@ -371,7 +371,7 @@ class TestNotComposable:
     ) -> None:
         feature = world.feature()
         target = feature.targets[0]
-        feature = replace(feature, call_shapes=(CallShape(target, "x=1"), CallShape(target, "y=1")))
+        feature = replace(feature, call_shapes=tuple(CallShape(target, given) for given in ("x=1", "y=1", "1, 1")))
         world.upstream.Engine.step = world.theirs.step
         ask("step")
         build(feature, world.lane)
