@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from .addition import Addition
-from .delta import TARGET, Anchor, Delta, Override, bad, declared_here, need_all
+from .delta import APART, TARGET, Anchor, Delta, Override, There, bad, declared_here, need_all
 from .errors import refuse
 from .pattern import compile_pattern
 from .standin import StandIn
@@ -361,6 +361,20 @@ class Feature:
     def targets(self) -> tuple[str, ...]:
         """The targets of its deltas, each once, in order."""
         return tuple(dict.fromkeys(delta.target for delta in self.deltas))
+
+    @property
+    def edited(self) -> frozenset[str]:
+        """Those of them whose text it edits; what is called through or overridden keeps its own."""
+        texts = [d.target for d in self.deltas for v in d.variants for e in v.edits if not isinstance(e, APART)]
+        return frozenset(texts)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The functions of which its invariants and its variants say something."""
+        spoken = [i for i in self.invariants if not isinstance(i, Pure)]
+        callers = [i.caller for i in spoken if isinstance(i, AskedOnce)]
+        given = [g.target for d in self.deltas for v in d.variants for g in v.given if isinstance(g, There)]
+        return frozenset([*(i.target for i in spoken), *callers, *given])
 
     @property
     def declared(self) -> str:
