@@ -16,7 +16,7 @@ from typing import Any
 from .build import Built
 from .errors import Failure
 from .feature import Feature
-from .origins import MISSING
+from .origins import MISSING, is_ours
 from .proof import inner_functions
 
 #: How many bindings and rebased classes there are, and which targets are hooked.
@@ -129,7 +129,8 @@ def runs(now: object, ours: object) -> bool:
 def holders(cls: type, name: str, module: str) -> Iterator[type]:
     """The classes whose method of that name an object runs: the first that has one, and whom that calls by ``super()``.
 
-    A call of the base's is taken for one only in upstream's own module, where the method was read with the target.
+    A call of the base's is taken for one only in upstream's own module, where the method was read with the target, and
+    in our own classes.
 
     Args:
         cls: The object's class.
@@ -142,7 +143,7 @@ def holders(cls: type, name: str, module: str) -> Iterator[type]:
         names = {"super", name}
         if not isinstance(method, FunctionType) or not names.issubset(method.__code__.co_names):
             return
-        if method.__globals__.get("__name__") != module or base.__module__ != module:
+        if not is_ours(base) and (method.__globals__.get("__name__") != module or base.__module__ != module):
             return
 
 

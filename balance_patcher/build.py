@@ -21,16 +21,18 @@ from typing import Any
 from .adding import check_additions, make_additions
 from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
-from .feature import CalledOnce, Feature, RuntimeClass
+from .feature import CalledOnce, Feature
 from .foreign import Moved, as_method, callable_there, move
 from .invariants import check_invariants
 from .names import check_names
+from .origins import genuine
 from .plan import Plan, in_order, make_plan
-from .proof import compile_text, find_code, first_line, prove
+from .proof import compile_text, find_code, first_line, prove, take
 from .rewrite import Rewrite, rewrite
+from .runtime import make_class, refuse_unreached
 from .source import InstalledSource, Lane, ModuleText
 from .targets import Target, find_target
-from .through import UPSTREAM, through_text
+from .through import UPSTREAM, next_below, through_text
 
 
 @dataclass(frozen=True)
@@ -139,19 +141,13 @@ def _called_through(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
             spliced = rewrites.get(target.text.module)
             # Where other edits rewrote the target too, that is what is called, with the parameters that it has.
             target = spliced.targets.get(name, target) if spliced else target
-            text = through_text(target, through)
+            below = "" if len(through) < len(steps) else next_below(plan, target)
+            text = through_text(target, through, below)
             filename = f"<balance_patcher {name}>"
             owner = [target.owner.name] if target.owner else []
-            code = _take(compile_text(text, filename), "upstream", *owner, target.node.name)
+            code = take(compile_text(text, filename), "upstream", *owner, target.node.name)
             found.append(Compiled(name, code, filename, text))
     return found
-
-
-def _take(code: CodeType, *names: str) -> CodeType:
-    """A code object out of text that was made here, by the names of the scopes around it."""
-    for name in names:
-        code = next(inner for inner in code.co_consts if isinstance(inner, CodeType) and inner.co_name == name)
-    return code
 
 
 def build(feature: Feature | str, lane: Lane | None = None) -> Built:
@@ -197,7 +193,7 @@ def _build(feature: Feature, lane: Lane) -> Built:
     failures += [failure for finding in check_invariants(plan, rewrites) for failure in finding.failures]
     failures += _nothing(plan)
     proven, unproven = _prove_all(plan, moved)
-    failures += unproven
+    failures += unproven or refuse_unreached(plan, _live)
     if failures or rewrites is None:
         raise PatchError(*dict.fromkeys(failures))
     if plan.idle:
@@ -207,7 +203,11 @@ def _build(feature: Feature, lane: Lane) -> Built:
         )  # fmt: skip
     built = Built(feature, plan, rewrites, homes=moved.homes)
     if feature.runtime is not None:
-        built.classes[feature.runtime.base] = _runtime_class(feature.runtime, plan)
+        base = feature.runtime.base
+        namespace = vars(_live(base.partition(":")[0] + ":"))
+        built.classes[base], texts = make_class(feature.runtime, plan, _live(base), namespace)
+        for filename, text in texts.items():
+            show(filename, text)
     for item in compiled:
         _rebuild(built, item, *proven[item.target])
     built.added, texts = make_additions(plan, _live)
@@ -279,10 +279,10 @@ def _live(name: str, target: str = "") -> Any:
 
 
 def _live_member(name: str) -> object:
-    """A target as the ``__dict__`` of its live class or module has it."""
+    """A target as the ``__dict__`` of its live class or module has it; of upstream's own, where ours is bound."""
     module, _, qualname = name.partition(":")
     outer, _, last = qualname.rpartition(".")
-    owner = _live(f"{module}:{outer}", name)
+    owner = genuine(_live(f"{module}:{outer}", name))
     if last not in vars(owner):
         raise _gone(name, last, owner)
     return vars(owner)[last]
@@ -292,28 +292,6 @@ def _gone(name: str, part: str, owner: Any) -> PatchError:
     return refuse(
         "BP603", f"{part} is not in the live {owner.__name__}", ("target", name), next="find out who removed it"
     )
-
-
-def _runtime_class(runtime: RuntimeClass, plan: Plan) -> type:
-    made = runtime.extend(_live(runtime.base))
-    namespace = vars(_live(runtime.base.partition(":")[0] + ":"))
-    for placement in plan.placements:
-        for name, text in placement.exports.items():
-            setattr(made, name, _export(runtime, name, text, namespace, made))
-    return made
-
-
-def _export(runtime: RuntimeClass, name: str, text: str, namespace: dict[str, Any], made: type) -> FunctionType:
-    """A method that evaluates what a delta bound, on the live globals of upstream's module."""
-    owner = runtime.base.replace(":", ".").rpartition(".")[2]  # the class whose private names the text may use
-    filename = f"<balance_patcher {runtime.base}.{name}>"
-    source = f"class {owner}:\n    def {name}(self):\n        return {text}\n"
-    code = _take(compile_text(source, filename), owner, name)
-    show(filename, source)
-    function = FunctionType(code, namespace, name, None, tuple(CellType(made) for _ in code.co_freevars) or None)
-    function.__qualname__ = f"{runtime.name}.{name}"
-    function.__module__ = namespace["__name__"]
-    return function
 
 
 def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType) -> None:
@@ -327,7 +305,7 @@ def _rebuild(built: Built, item: Compiled, live: object, original: FunctionType)
         # Upstream's own `__class__` among them: its `super()` goes on to mean upstream's class.
         cells |= zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
     if "." in place.partition(":")[2]:
-        cells.setdefault("__class__", CellType(runtime or _live(owner_name)))
+        cells.setdefault("__class__", CellType(runtime or genuine(_live(owner_name))))
     function = _function(item, original, cells, _added_defaults(built.plan, item.target))
     if runtime is not None:
         function.__qualname__ = f"{runtime.__qualname__}.{name}"

@@ -116,11 +116,13 @@ def _together(lane: Lane, group: Sequence[Feature]) -> Sequence[Failure]:
     if len(group) == 1:
         return ()
     try:
-        compile_plan(make_plan(lane, compose(group)))
+        plan = make_plan(lane, compose(group))
+        rewrites, _ = compile_plan(plan)
+        failures = tuple(failure for finding in check_invariants(plan, rewrites) for failure in finding.failures)
     except PatchError as error:
-        names = " and ".join(repr(feature.name) for feature in group)
-        return [failure.with_fields(("together", names)) for failure in error.failures]
-    return ()
+        failures = error.failures
+    names = " and ".join(repr(feature.name) for feature in group)
+    return [failure.with_fields(("together", names)) for failure in failures]
 
 
 def _reversible(result: Rewrite) -> bool:

@@ -68,17 +68,22 @@ def at_work(features: Sequence[Feature], lane: Lane) -> list[Feature]:
 
 
 def overlapping(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
-    """The features in groups: those that edit a function, or extend a class, in common are in one."""
-    groups: list[tuple[set[str], list[Feature]]] = []
+    """The features in groups: those that edit a function, or extend a class, in common are in one.
+
+    So are two of which one edits what the other only reads: what it says of that must hold with those edits in.
+    """
+    groups: list[list[Feature]] = []
     for feature in sorted(features, key=lambda feature: feature.name):
-        touched = {*feature.targets, *([feature.runtime.base] if feature.runtime else [])}
-        members = [feature]
-        for group in [group for group in groups if group[0] & touched]:
-            groups.remove(group)
-            touched |= group[0]
-            members = [*group[1], *members]
-        groups.append((touched, members))
-    return [tuple(members) for _, members in groups]
+        near = [group for group in groups if any(_meet(feature, member) for member in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(member for group in near for member in group), feature])
+    return [tuple(group) for group in groups]
+
+
+def _meet(one: Feature, other: Feature) -> bool:
+    extends = [{feature.runtime.base} if feature.runtime else set() for feature in (one, other)]
+    same = {*one.targets, *extends[0]} & {*other.targets, *extends[1]}
+    return bool(same or one.read & other.edited or one.edited & other.read)
 
 
 # -- the order -------------------------------------------------------------------------------

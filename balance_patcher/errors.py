@@ -66,6 +66,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP125": ("only a part of a change is there", _B),
     "BP126": ("nothing to install", _B),
     "BP127": ("nothing to patch", _B),
+    "BP130": ("method would be dead", _B),
     # invariants
     "BP201": ("hook not called on every path", _B),
     "BP202": ("hook called more than once on a path", _B),

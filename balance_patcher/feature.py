@@ -11,19 +11,24 @@ from functools import partial
 from typing import Any
 
 from .addition import Addition
-from .delta import TARGET, Anchor, Delta, Override, bad, declared_here, need_all
+from .delta import APART, TARGET, Anchor, Delta, Override, There, bad, declared_here, need_all
 from .errors import refuse
 from .pattern import compile_pattern
 from .standin import StandIn
 
+#: The package whose classes are looked up by their names whenever an engine core builds its scheduler. Every other
+#: object of vLLM is built before anything is decided, or by a name that its user has imported long before.
+SCHEDULERS = "vllm.v1.core.sched"
+
 
 @dataclass(frozen=True)
 class RuntimeClass:
-    """The subclass that carries a feature at run time.
+    """The subclass that carries a feature at run time: of vLLM's scheduler, or of a scheduler of another project.
 
     Attributes:
         name: Its name, ``BalanceScheduler``.
-        base: ``module:Class`` of upstream; rewritten methods of that class go on ours.
+        base: ``module:Class`` of upstream; rewritten methods of that class go on ours. Of vLLM's classes only the
+            schedulers can be extended; a method of any other is edited in its place, by a feature without a class.
         make: Called with upstream's live class; returns the new class, whose first base it is.
         provides: The instance attributes that it brings, for the check of attribute names.
         composed: It joins the classes of several features; each of them extends upstream's.
@@ -34,6 +39,15 @@ class RuntimeClass:
     make: Callable[[type], type]
     provides: frozenset[str] = frozenset()
     composed: bool = False
+
+    def __post_init__(self) -> None:
+        if not TARGET.fullmatch(self.base):
+            raise bad(f"the base of {self.name} is not written `module:Class`: {self.base!r}")
+        if self.base.startswith("vllm.") and not self.base.startswith(f"{SCHEDULERS}."):
+            raise bad(
+                f"{self.name} extends {self.base}, and of vLLM's classes only those of {SCHEDULERS} can be "
+                "extended: edit the method in its place, without a runtime class"
+            )
 
     def extend(self, upstream: type) -> type:
         """The new class over upstream's live one.
@@ -299,6 +313,11 @@ class Feature:
                 self._check_pure(invariant)
             if isinstance(invariant, Agree) and invariant.delta and invariant.delta not in known:
                 raise bad(f"invariant {invariant.name!r} speaks of the unknown delta {invariant.delta!r}")
+        if self.runtime is not None and self.process == "worker":
+            raise bad(
+                f"feature {self.name!r} is decided in workers, and {self.runtime.name} would be a scheduler, which "
+                "they have not: edit the worker's methods in their place, without a runtime class"
+            )
         base = self.runtime.base if self.runtime is not None else ""
         for delta in self.deltas:
             overrides = any(isinstance(edit, Override) for variant in delta.variants for edit in variant.edits)
@@ -342,6 +361,20 @@ class Feature:
     def targets(self) -> tuple[str, ...]:
         """The targets of its deltas, each once, in order."""
         return tuple(dict.fromkeys(delta.target for delta in self.deltas))
+
+    @property
+    def edited(self) -> frozenset[str]:
+        """Those of them whose text it edits; what is called through or overridden keeps its own."""
+        texts = [d.target for d in self.deltas for v in d.variants for e in v.edits if not isinstance(e, APART)]
+        return frozenset(texts)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The functions of which its invariants and its variants say something."""
+        spoken = [i for i in self.invariants if not isinstance(i, Pure)]
+        callers = [i.caller for i in spoken if isinstance(i, AskedOnce)]
+        given = [g.target for d in self.deltas for v in d.variants for g in v.given if isinstance(g, There)]
+        return frozenset([*(i.target for i in spoken), *callers, *given])
 
     @property
     def declared(self) -> str:

@@ -22,7 +22,7 @@ from .delta import AddParameter, CallThrough
 from .errors import Failure, PatchError, refuse
 from .feature import Agree, AskedOnce, CalledOnce, Feature, Invariant, Ordered, Sets
 from .proof import compile_text, in_module, place_of, reached, same_code
-from .source import Lane, ModuleText, module_text
+from .source import Lane, ModuleText, Overlaid, module_text
 from .targets import Target
 
 
@@ -45,17 +45,6 @@ class Moved:
     def home(self, target: str) -> str:
         """Where a target of the moved feature is bound."""
         return self.homes.get(target, target)
-
-
-class _Texts(Lane):
-    """A lane that knows some more modules, and what stands where in it."""
-
-    def __init__(self, lane: Lane, texts: Mapping[str, ModuleText], homes: Mapping[str, str]) -> None:
-        super().__init__(lane.name, lane.source)
-        self._lane, self._texts, self.homes = lane, texts, homes
-
-    def _read(self, name: str) -> ModuleText | None:
-        return self._texts.get(name) or self._lane.module(name)
 
 
 def move(feature: Feature, lane: Lane, live: Callable[[str], object]) -> Moved:
@@ -96,7 +85,7 @@ def move(feature: Feature, lane: Lane, live: Callable[[str], object]) -> Moved:
     if not homes:
         return Moved(feature, lane, {}, tuple(failures))
     moves = {target: name for name, target in homes.items()}
-    return Moved(_onto(feature, moves), _Texts(lane, texts, homes), homes, tuple(failures))
+    return Moved(_onto(feature, moves), Overlaid(lane, texts, homes), homes, tuple(failures))
 
 
 def _onto(feature: Feature, moves: Mapping[str, str]) -> Feature:

@@ -20,7 +20,7 @@ from .build import build
 from .compose import compose, overlapping
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .origins import MISSING
+from .origins import MISSING, genuine
 from .registry import find_feature
 from .standin import Bind
 
@@ -211,6 +211,7 @@ def _hook(installation: Installation, target: str) -> None:
     found: Any = importlib.import_module(module)
     for part in owners:
         found = getattr(found, part)
+    found = genuine(found)
     installation.hooked.add(target)
     if target in installation.built.added:
         _change(installation, found, name, MISSING, installation.built.added[target])

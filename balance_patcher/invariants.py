@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .anchors import Match, find_anchor
+from .beside import beside, owners
 from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
-from .feature import Agree, AskedOnce, CalledOnce, Invariant, Ordered, Pure, Sets
+from .feature import Agree, AskedOnce, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
 from .matching import render_bound, same
 from .paths import broken, called_once, conditional, dominates, target_of
 from .pattern import compile_pattern
@@ -43,20 +44,36 @@ def check_invariants(plan: Plan, rewrites: dict[str, Rewrite] | None) -> list[Fi
         rewrites: The rewritten modules; ``None`` when the feature could not be placed, which leaves the
             invariants of the rewritten text ``unknown``.
     """
-    return [_check(invariant, plan, rewrites) for invariant in plan.feature.invariants]
+    whose = zip(plan.feature.invariants, owners(plan.feature), strict=True)
+    return [_check(invariant, plan, rewrites, owner) for invariant, owner in whose]
 
 
-def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None) -> Finding:
+def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None, owner: Feature) -> Finding:
     placed = isinstance(invariant, (Agree, Pure))
     placed |= isinstance(invariant, Ordered) and invariant.target in plan.feature.targets
     if rewrites is None and placed:
         return Finding(invariant.name, "unknown", "the feature could not be placed")
     try:
         detail = _KINDS[type(invariant)](invariant, plan, rewrites or {})
+        if rewrites is not None:
+            _check_beside(invariant, plan, owner)
     except PatchError as error:
         status = "broken" if error.outcome is Outcome.BROKEN else "unknown"
         return Finding(invariant.name, status, error.failures[0].headline, error.failures)
     return Finding(invariant.name, "holds", detail)
+
+
+def _check_beside(invariant: Invariant, plan: Plan, owner: Feature) -> None:
+    """It holds with the edits of other features in the text, too; else they are named."""
+    found = beside(plan, invariant, owner)
+    if found is None:
+        return
+    edited, deltas = found
+    try:
+        _KINDS[type(invariant)](invariant, edited, {})
+    except PatchError as error:
+        rows = (("rests on it", owner.name), ("edited by", ", ".join(deltas)))
+        raise PatchError(*(failure.with_fields(*rows) for failure in error.failures)) from None
 
 
 # -- the others ------------------------------------------------------------------------------

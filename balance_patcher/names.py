@@ -15,7 +15,7 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .delta import APART, RESULT, CallThrough
+from .delta import APART, RESULT, CallThrough, Delta
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
@@ -30,7 +30,7 @@ _DEFINITIONS = (*Function, ast.ClassDef)
 
 def check_names(plan: Plan) -> list[Failure]:
     """Every name or attribute that is taken (BP301) or missing (BP302, BP303), or ``super`` misused (BP304)."""
-    failures: list[Failure] = []
+    failures: list[Failure] = [*_brought_twice(plan)]
     carried: set[str] = set()
     for placement in plan.placements:
         if placement.target is None or placement.status != "applied":
@@ -51,6 +51,20 @@ def check_names(plan: Plan) -> list[Failure]:
         for name, text in placement.exports.items():
             failures += _check_export(plan, placement, name, text, scope, chain)
     return failures
+
+
+def _brought_twice(plan: Plan) -> Iterator[Failure]:
+    """What a delta exports and another feature brings too: the class has one of a name."""
+    placed = [(p, name, feature) for p in plan.placements for name in p.exports for feature in plan.feature.parts]
+    for placement, name, feature in placed:
+        if placement.target is None or feature.name in owners_of(placement.delta):
+            continue
+        others = [p.delta for p in plan.placements if name in p.exports and feature.name in owners_of(p.delta)]
+        if others or (feature.runtime is not None and name in feature.runtime.provides):
+            what = f"{name!r}, which delta {placement.delta.name!r} exports, feature {feature.name!r} brings too"
+            row = ("the other", others[0].declared if others else feature.declared)
+            next_step = f"rename it in {placement.delta.declared}"
+            yield _failure("BP301", what, placement.target, placement, placement.target.node.lineno, next_step, row)
 
 
 def new_names(step: Step) -> set[str]:
@@ -219,13 +233,17 @@ def _bound_in_feature(plan: Plan, target: Target, of: Step) -> set[str]:
     """Names that edits of the same feature put into the same function; parameters are there for all."""
     steps = plan.steps.get(target.name, [])
     added = {step.edit.name for step in steps if hasattr(step.edit, "default") and hasattr(step.edit, "name")}
-    return added.union(*(new_names(step) for step in steps if step.template and _owners(step) & _owners(of)))
+    return added.union(
+        *(new_names(step) for step in steps if step.template and owners_of(step.delta) & owners_of(of.delta))
+    )
 
 
 def _bound_twice(plan: Plan, placement: Placement, step: Step, fresh: set[str], target: Target) -> Iterator[Failure]:
     """A name that another feature binds too: each would read what the other has put there."""
     for other in plan.steps.get(target.name, []):
-        common = fresh & new_names(other) if other.template and not _owners(other) & _owners(step) else set()
+        common = (
+            fresh & new_names(other) if other.template and not owners_of(other.delta) & owners_of(step.delta) else set()
+        )
         if common and not isinstance(other.edit, APART) and not isinstance(step.edit, APART):
             what = f"{min(common)!r} is put in by {step.delta.name!r} and by {other.delta.name!r}"
             next_step = f"rename it in {step.delta.declared}"
@@ -233,9 +251,9 @@ def _bound_twice(plan: Plan, placement: Placement, step: Step, fresh: set[str], 
             yield _failure("BP301", what, target, placement, target.node.lineno, next_step, row)
 
 
-def _owners(step: Step) -> set[str]:
+def owners_of(delta: Delta) -> set[str]:
     """The features whose delta it is; one that several share has the names of all."""
-    return set(step.delta.name.rpartition(".")[0].split("+"))
+    return set(delta.name.rpartition(".")[0].split("+"))
 
 
 def _check_export(

@@ -7,15 +7,37 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .proof import reached
 
 #: What stands where nothing stands: an attribute that is to be added.
 MISSING = object()
+
+#: Our classes, each with the one of upstream's that it extends and stands in the name of.
+_OURS: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+def note_ours(cls: type, upstream: type) -> None:
+    """Remember a class that was made here, and what it extends."""
+    _OURS[cls] = upstream
+
+
+def is_ours(cls: type) -> bool:
+    """Whether a class was made here, or carries a feature in one that was."""
+    return cls in _OURS
+
+
+def genuine(found: Any) -> Any:
+    """Upstream's own class where one of ours is bound in its name; anything else is itself.
+
+    What is edited in place is edited there, whatever else of ours is bound, and in whatever order.
+    """
+    return _OURS.get(found, found) if isinstance(found, type) else found
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,11 @@ class Origin:
         return f"{self.name} ({where})" if where else self.name
 
 
+def shown(code: CodeType) -> bool:
+    """Whether code was made here, of a text that is shown under a name of ours."""
+    return code.co_filename.startswith("<balance_patcher ")
+
+
 def origin_of(live: Any) -> Origin:
     """Where a function, class or other attribute was defined."""
     if live is MISSING:
@@ -48,7 +75,7 @@ def origin_of(live: Any) -> Origin:
         module = str(plain.__globals__.get("__name__", plain.__module__))
         code = plain.__code__
         # Ours keep upstream's name in their code; what they are called is what was put on the function.
-        named = plain.__qualname__ if code.co_filename.startswith("<balance_patcher ") else None
+        named = plain.__qualname__ if shown(code) else None
         qualname = named or getattr(code, "co_qualname", code.co_name)
         return Origin(f"{module}.{qualname}", module, code.co_filename, code.co_firstlineno)
     kind = plain if isinstance(plain, type) else type(plain)
@@ -94,6 +121,7 @@ def attribute_at(target: str) -> tuple[bool, Any]:
     *outer, last = qualname.split(".")
     for part in outer:
         found = vars(found).get(part) if isinstance(found, (type, ModuleType)) else None
-    if isinstance(found, (type, ModuleType)) and last in vars(found):
-        return True, vars(found)[last]
+    for owner in (found, genuine(found)):
+        if isinstance(owner, (type, ModuleType)) and last in vars(owner):
+            return True, vars(owner)[last]
     return False, None

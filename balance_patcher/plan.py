@@ -7,6 +7,7 @@ it cannot, each with the nearest candidate. Deltas are never matched on each oth
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,9 @@ from .refusals import beyond, failed, not_found, nothing, part_of, several, too_
 from .source import Lane
 from .targets import Target, absent, docstring_length, find_target, forwarded, short
 from .template import Template
+
+#: What a method of the feature's class begins with: without any of these features upstream's own runs.
+EARLY_RETURN = re.compile(r"if not self\.\w+( and not self\.\w+)*:\n\s+return super\(\)\.\w+\(\$\$\$PARAMETERS\)")
 
 
 @dataclass(frozen=True)

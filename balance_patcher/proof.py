@@ -61,6 +61,13 @@ def _children(scope: CodeType) -> Iterator[CodeType]:
                 yield constant
 
 
+def take(code: CodeType, *names: str) -> CodeType:
+    """A code object out of a text of ours, by the names of the scopes around it."""
+    for name in names:
+        code = next(inner for inner in code.co_consts if isinstance(inner, CodeType) and inner.co_name == name)
+    return code
+
+
 def same_code(one: CodeType, other: CodeType) -> bool:
     """Whether two code objects are the same but for columns and file name."""
     if any(getattr(one, name) != getattr(other, name) for name in _PLAIN):

@@ -45,6 +45,11 @@ class Rewrite:
         return f"<balance_patcher {self.original.module}>"
 
     @property
+    def new(self) -> ModuleText:
+        """The text as a module."""
+        return ModuleText(self.original.module, self.original.path, self.filename, self.text)
+
+    @property
     def line_map(self) -> list[tuple[int | None, str | None]]:
         """For each line of the new text: upstream's line, counted from 1, or the delta that put it in."""
         lines = physical_lines(self.text)
@@ -123,7 +128,7 @@ def _in_turn(target: Target, step: Step, made: list[Splice], ends: dict[tuple[in
 def _prove(plan: Plan, result: Rewrite) -> None:
     """Unchanged outside the targets, trees equal to the edited trees, and reversible (else BP404)."""
     module = result.original.module
-    new = ModuleText(module, result.original.path, result.filename, result.text)
+    new = result.new
     try:
         _ = new.tree
     except PatchError as error:

@@ -303,3 +303,14 @@ class Lane:
             proven = None
         stamped = self._stamp.get("commit_id") or self._stamp.get("__commit_id__")
         return proven or (stamped.removeprefix("g") if stamped else None)
+
+
+class Overlaid(Lane):
+    """A lane in which some modules have another text; and what of others stands where in it."""
+
+    def __init__(self, lane: Lane, texts: Mapping[str, ModuleText], homes: Mapping[str, str]) -> None:
+        super().__init__(lane.name, lane.source)
+        self._lane, self._texts, self.homes = lane, texts, homes
+
+    def _read(self, name: str) -> ModuleText | None:
+        return self._texts.get(name) or self._lane.module(name)

@@ -6,26 +6,44 @@ import ast
 import inspect
 
 from .delta import RESULT, Override
+from .feature import RuntimeClass
 from .matching import render_bound
+from .paths import swallows
 from .plan import Plan, Step
 from .source import ModuleText
 from .splice import MARK
-from .targets import Target, forwarded
+from .targets import Target, forwarded, suites_of
 
 UPSTREAM = "balance_patcher_upstream"
 
 
-def through_text(target: Target, steps: list[Step]) -> str:
+def on_class(runtime: RuntimeClass | None, place: str) -> bool:
+    """Whether what is made of a place stands on the feature's class, above upstream's."""
+    return runtime is not None and place.rpartition(".")[0] == runtime.base
+
+
+def next_below(plan: Plan, target: Target) -> str:
+    """The method that a call-through of a target reaches by ``super()``; empty where it calls the function itself.
+
+    On the feature's class it is not upstream's alone that is below: another feature's class may have the method too.
+    """
+    home = plan.lane.homes.get(target.name, target.name)
+    first = [*target.node.args.posonlyargs, *target.node.args.args]
+    return home.rpartition(".")[2] if on_class(plan.feature.runtime, home) and first else ""
+
+
+def through_text(target: Target, steps: list[Step], below: str = "") -> str:
     """The text of a function that calls upstream's, before and after it ours, and returns upstream's result.
 
     Or of one that overrides upstream's: that is its delta's text. A method stands in a class of its class's name, so
-    that private names and ``super()`` come out right.
+    that private names and ``super()`` come out right. With ``below``, it calls ``super()``'s method of that name.
     """
     arguments = ast.parse(f"def f({ast.unparse(_bare(target.node.args))}): pass").body[0]
     signature = ast.unparse(arguments.args)  # type: ignore[attr-defined]
     positional = [*target.node.args.posonlyargs, *target.node.args.args]
     own = [ast.Name(a.arg) for a in positional[:1]] if target.owner else []
-    passed = render_bound((*own, *forwarded(target)))
+    passed = render_bound(forwarded(target) if below else (*own, *forwarded(target)))
+    called = f"super().{below}" if below else UPSTREAM
     mark = f"{MARK}{steps[0].delta.name}"
     name, indent = target.node.name, "    "
     lines = [f"def upstream({UPSTREAM}):"]
@@ -38,10 +56,69 @@ def through_text(target: Target, steps: list[Step]) -> str:
         for step in steps:
             if getattr(step.edit, "first", False) is first:
                 lines += [f"{indent}    {line}{MARK}{step.delta.name}" for line in step.text.splitlines()]
-        lines += [f"{indent}    {RESULT} = {UPSTREAM}({passed}){mark}"] * (first and not over)
+        lines += [f"{indent}    {RESULT} = {called}({passed}){mark}"] * (first and not over)
     lines += [f"{indent}    return {RESULT}{mark}"] * (not over)
     lines += [f"    return {name}", ""]
     return "\n".join(lines)
+
+
+def every_way_goes_on(text: str, name: str) -> bool:
+    """Whether a method of that text calls ``super().name(…)`` in every way through it that does not raise."""
+    return _goes_on(ast.parse(text).body, name) is True
+
+
+def _goes_on(suite: list[ast.stmt], name: str) -> bool | None:
+    """Whether every way through a suite does; ``None`` where one that does not runs on behind it."""
+    for statement in suite:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if _calls(statement, name) or isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, (ast.Break, ast.Continue)):
+            return None
+        if isinstance(statement, ast.Return):
+            return False
+        ways, whole = _ways(statement, name)
+        if False in ways:
+            return False
+        if whole and all(ways):
+            return True
+    return None
+
+
+def _ways(statement: ast.stmt, name: str) -> tuple[list[bool | None], bool]:
+    """What the ways through a compound statement do, and whether one of them is always taken to its end."""
+    if isinstance(statement, ast.Try):
+        if _goes_on(statement.finalbody, name):
+            return [True], True
+        suites = [[*statement.body, *statement.orelse], *(handler.body for handler in statement.handlers)]
+        return [_goes_on(suite, name) for suite in suites], True
+    ways = [_goes_on(suite, name) for _, suite in suites_of(statement)]
+    if isinstance(statement, ast.With):
+        return ways, not swallows(statement)
+    return ways, isinstance(statement, ast.If) and bool(statement.orelse)
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    """Whether what a statement evaluates before its suites, or an expression in any case, calls the method."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == f"super().{name}":
+        return True
+    if isinstance(node, ast.IfExp):
+        return _calls(node.test, name) or (_calls(node.body, name) and _calls(node.orelse, name))
+    first: list[ast.AST | None]
+    if isinstance(node, ast.BoolOp):
+        first = [node.values[0]]
+    elif isinstance(node, ast.Compare):
+        first = [node.left, node.comparators[0]]
+    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)):
+        first = [node.generators[0].iter]
+    elif isinstance(node, ast.Match):
+        first = [node.subject]
+    elif isinstance(node, (ast.Lambda, ast.GeneratorExp, ast.Try)):
+        first = []
+    else:
+        first = [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+    return any(_calls(child, name) for child in first if child is not None)
 
 
 def override_of(plan: Plan, name: str) -> Target | None:

@@ -24,7 +24,7 @@ from balance_patcher.delta import (
     edit_text,
 )
 from balance_patcher.errors import PatchError
-from balance_patcher.feature import Agree, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
+from balance_patcher.feature import Agree, CalledOnce, Enabling, Feature, Invariant, Ordered, Pure, RuntimeClass, Sets
 
 STOP = Anchor("if $COUNT <$OP> self.$CAP: break", inside=(Level("loop", "while $_"),))
 INSERT = InsertAfter("f($COUNT)")
@@ -262,6 +262,39 @@ def test_good_invariants_can_be_declared() -> None:
         Pure("e", "f.d", "COUNT"),
     )
     assert feature(delta(), invariants=made).invariants == made
+
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+
+
+def ours(base: str) -> RuntimeClass:
+    return RuntimeClass("Ours", base, lambda upstream: type("Ours", (upstream,), {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: ours("vllm.v1.engine.core:EngineCore"), "Ours extends vllm.v1.engine.core:EngineCore, and of vLLM's"),
+        (lambda: ours("vllm.v1.core.scheduler:Scheduler"), "only those of vllm.v1.core.sched can be extended"),
+        (lambda: ours("vllm.v1.core.sched:Scheduler"), "method in its place, without a runtime class"),
+        (lambda: ours("vllm.v1.core.scheduled.scheduler:Scheduler"), "only those of vllm.v1.core.sched can"),
+        (lambda: ours("Scheduler"), "the base of Ours is not written `module:Class`: 'Scheduler'"),
+        (
+            lambda: feature(delta(), runtime=ours(SCHEDULER), enabling=Enabling(process="worker")),
+            "feature 'f' is decided in workers, and Ours would be a scheduler, which they have not",
+        ),
+    ],
+)
+def test_a_class_that_nobody_would_take_is_refused(make: Callable[[], object], what: str) -> None:
+    said = refusal(make)
+    assert said.startswith("BP002 bad declaration: ")
+    assert what in said
+
+
+@pytest.mark.parametrize("base", [SCHEDULER, "vllm.v1.core.sched.async_scheduler:AsyncScheduler", "others.plan:Plan"])
+def test_a_scheduler_can_be_extended(base: str) -> None:
+    runtime = ours(base)
+    assert feature(delta(), runtime=runtime, enabling=Enabling()).runtime is runtime
 
 
 # -- where it was declared -------------------------------------------------------------------

@@ -27,7 +27,7 @@ from balance_patcher.plan import Step, make_plan
 from balance_patcher.source import Lane
 
 MakeLane = Callable[..., Lane]
-STEP = "vllm.engine:Core.step"
+STEP = "pool.engine:Core.step"
 ANCHOR = Anchor("self.$CALL()")
 HEAD = """
 import os
@@ -76,7 +76,7 @@ def failures(
     exports: Mapping[str, str] | None = None,
     feature: Feature | None = None,
 ) -> list[Failure]:
-    lane = make({"vllm/__init__.py": "", "vllm/engine.py": text, **(files or {})})
+    lane = make({"vllm/__init__.py": "", "pool/engine.py": text, **(files or {})})
     made = delta(STEP, *edits, anchor=anchor, exports=exports)
     plan = make_plan(lane, replace(feature, deltas=(made,)) if feature else Feature("f", "s", (made,)))
     assert plan.all_failures == []
@@ -282,7 +282,7 @@ def test_an_attribute_that_nothing_resembles_is_said_to_be_alone(text_lane: Make
 
 def test_what_the_runtime_class_brings_is_accepted_on_its_base_only(text_lane: MakeLane) -> None:
     made = delta(STEP, InsertBefore("print(self.ours)"))
-    for base, expected in (("vllm.engine:Core", []), ("vllm.engine:Other", ["BP303"])):
+    for base, expected in (("pool.engine:Core", []), ("pool.engine:Other", ["BP303"])):
         runtime = RuntimeClass("Ours", base, make=lambda upstream: upstream, provides=frozenset({"ours"}))
         feature = Feature("f", "s", (made,), runtime=runtime)
         found = failures(text_lane, module(PLAIN), InsertBefore("print(self.ours)"), feature=feature)
@@ -334,5 +334,5 @@ def test_a_call_through_may_be_put_around_a_function_that_uses_super(text_lane: 
 def test_names_are_not_looked_at_where_nothing_is_applied(text_lane: MakeLane) -> None:
     absorbed = Variant("a", ANCHOR, status="absorbed")
     made = Delta("f.delta", STEP, why="w", upstream="u", remove_when="r", variants=(absorbed,))
-    lane = text_lane({"vllm/__init__.py": "", "vllm/engine.py": module(PLAIN)})
+    lane = text_lane({"vllm/__init__.py": "", "pool/engine.py": module(PLAIN)})
     assert check_names(make_plan(lane, Feature("f", "s", (made,)))) == []

@@ -22,7 +22,7 @@ from balance_patcher.invariants import Finding, check_invariants
 from balance_patcher.plan import make_plan
 from balance_patcher.source import DirSource, Lane, LaneSpec
 
-MODULE = "vllm.pump"
+MODULE = "pool.pump"
 STOPS = f"{MODULE}:Pump.stops"
 RUN = f"{MODULE}:Pump.run"
 
@@ -79,7 +79,7 @@ MakeLane = Callable[..., Lane]
 
 
 def refused(make: MakeLane, text: str, *deltas: Delta) -> list[str]:
-    lane = make({"vllm/__init__.py": "", "vllm/pump.py": text})
+    lane = make({"vllm/__init__.py": "", "pool/pump.py": text})
     with pytest.raises(PatchError) as caught:
         compile_plan(make_plan(lane, feature(*deltas)))
     assert all(failure.next for failure in caught.value.failures)
@@ -92,14 +92,14 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(found: Feature, text: str = PUMP) -> Any:
-        (tmp_path / "vllm").mkdir()
-        (tmp_path / "vllm/__init__.py").write_text("")
-        (tmp_path / "vllm/pump.py").write_text(text)
+        (tmp_path / "pool").mkdir()
+        (tmp_path / "pool/__init__.py").write_text("")
+        (tmp_path / "pool/pump.py").write_text(text)
         importlib.invalidate_caches()
         return build(found, Lane("live", DirSource(f"dir:{tmp_path}", tmp_path)))
 
     yield make
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pool"]:
         del sys.modules[name]
 
 
@@ -163,7 +163,7 @@ def test_another_feature_on_the_same_class_shares_it(live: Callable[..., Any]) -
 
 
 def test_the_check_of_a_lane_says_that_it_is_applied(text_lane: MakeLane, tmp_path: Path) -> None:
-    text_lane({"vllm/__init__.py": "", "vllm/pump.py": PUMP})
+    text_lane({"vllm/__init__.py": "", "pool/pump.py": PUMP})
     report, _ = check_lane(LaneSpec("x", f"dir:{tmp_path}"), [feature(STOP)])
     assert report.outcome is Outcome.HOLDS
     (shown,) = report.features[0].deltas
@@ -196,7 +196,7 @@ def test_upstreams_method_has_to_be_what_its_anchor_says(old: str, new: str, cod
 
 def test_a_refusal_names_the_statement_that_is_more(text_lane: MakeLane) -> None:
     text = PUMP.replace("        level = self.level\n", "        self.steps += 1\n        level = self.level\n")
-    plan = make_plan(text_lane({"vllm/__init__.py": "", "vllm/pump.py": text}), feature(STOP))
+    plan = make_plan(text_lane({"vllm/__init__.py": "", "pool/pump.py": text}), feature(STOP))
     (failure,) = plan.all_failures
     assert failure.what == "Pump.stops does more than its anchor says; delta 'f.stop' cannot be placed"
     assert ("nearest", "pump.py:16  `self.steps += 1`") in failure.fields
@@ -222,7 +222,7 @@ def test_an_attribute_that_upstream_has_not_is_refused(text_lane: MakeLane) -> N
 
 @pytest.mark.parametrize("runtime", [None, replace(OURS, base=f"{MODULE}:Other")], ids=["no class", "another class"])
 def test_it_needs_a_class_to_stand_on(runtime: RuntimeClass | None) -> None:
-    with pytest.raises(PatchError, match=r"BP002 .*'f.stop' overrides vllm.pump:Pump.stops, which no class"):
+    with pytest.raises(PatchError, match=r"BP002 .*'f.stop' overrides pool.pump:Pump.stops, which no class"):
         feature(STOP, runtime=runtime)
 
 
@@ -233,7 +233,7 @@ ONCE = AskedOnce("once", STOPS, RUN, Anchor("if self.stops(): break", inside=LOO
 
 
 def found_of(make: MakeLane, text: str, invariant: Invariant, *deltas: Delta) -> Finding:
-    lane = make({"vllm/__init__.py": "", "vllm/pump.py": text})
+    lane = make({"vllm/__init__.py": "", "pool/pump.py": text})
     plan = make_plan(lane, feature(*deltas, invariants=(invariant,)))
     (found,) = check_invariants(plan, compile_plan(plan)[0])
     return found
@@ -345,6 +345,6 @@ def test_a_shape_whose_names_are_nowhere_is_nothing_to_compare_with(text_lane: M
     own = Variant("own", Anchor("if $A <$OP> self.cap: break", inside=LOOP), edits=(InsertBefore("self.steps += 1"),))
     asked = Variant("asked", Anchor("if self.stops(): break", inside=LOOP), status="absorbed")
     loop = Delta("f.loop", RUN, "why", "upstream", "never", (own, asked))
-    (failure,) = make_plan(text_lane({"vllm/__init__.py": "", "vllm/pump.py": text}), feature(loop)).all_failures
+    (failure,) = make_plan(text_lane({"vllm/__init__.py": "", "pool/pump.py": text}), feature(loop)).all_failures
     assert failure.code == "BP113"
     assert "`if self.level >= self.cap: continue`" in dict(failure.fields)["nearest"]

@@ -44,8 +44,8 @@ class Motor:
 """
 
 HOST = """
-import vllm.toy
-from vllm.toy import Motor, Pump
+import vllm.v1.core.sched.toy
+from vllm.v1.core.sched.toy import Motor, Pump
 
 RAN = True
 
@@ -63,7 +63,7 @@ def start():
 
 
 Motor.start = staticmethod(start)
-vllm.toy.Pump = HostPump
+vllm.v1.core.sched.toy.Pump = HostPump
 """
 
 MODULE = "toyhost.patches.pump"
@@ -82,14 +82,14 @@ def start() -> str:
 
 
 def fill(module: ModuleType, ours: type, bind: Bind) -> None:
-    motor = importlib.import_module("vllm.toy").Motor
+    motor = importlib.import_module("vllm.v1.core.sched.toy").Motor
     start.__module__ = module.__name__
     vars(module).update(HostPump=ours, start=start, genuine=vars(motor)["start"])
     if vars(motor)["start"] is not start and getattr(vars(motor)["start"], "__func__", None) is not start:
         bind(motor, "start", staticmethod(start))
 
 
-RUN, TURN = "vllm.toy:Pump.run", "vllm.toy:Motor.turn"
+RUN, TURN = "vllm.v1.core.sched.toy:Pump.run", "vllm.v1.core.sched.toy:Motor.turn"
 DELTAS = (
     Delta(
         "toy.off", RUN, "why", "toy", "never",
@@ -110,7 +110,7 @@ COVERS = (
     Cover("HostPump.run", "if self.host: self.level += 1", "toy.twice"),
     Cover("start", "return 'host'", STAND_IN),
     Cover("", "Motor.start = staticmethod(start)", STAND_IN),
-    Cover("", "vllm.toy.Pump = HostPump", STAND_IN),
+    Cover("", "vllm.v1.core.sched.toy.Pump = HostPump", STAND_IN),
 )
 
 
@@ -120,11 +120,11 @@ def feature(*covers: Cover) -> Feature:
         MODULE,
         fill,
         copies={"HostPump.run": RUN},
-        imports={"vllm": "vllm.toy"},
+        imports={"vllm": "vllm.v1.core.sched.toy"},
         signatures={"start": ("",)},
         covers=covers or COVERS,
     )
-    runtime = RuntimeClass("OurPump", "vllm.toy:Pump", make, frozenset({"_toy"}))
+    runtime = RuntimeClass("OurPump", "vllm.v1.core.sched.toy:Pump", make, frozenset({"_toy"}))
     return Feature("toy", "A toy.", deltas=DELTAS, runtime=runtime, stand_in=stand_in)
 
 
@@ -134,7 +134,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name, text in {
-            "vllm/__init__.py": "", "vllm/toy.py": TOY, "toyhost/__init__.py": "", "toyhost/patches/pump.py": HOST,
+            "vllm/__init__.py": "", "vllm/v1/core/sched/toy.py": TOY,
+            "toyhost/__init__.py": "", "toyhost/patches/pump.py": HOST,
             "toyhost/patches/__init__.py": "import toyhost.patches.pump\n",
         }.items():  # fmt: skip
             self.write(name, text)
@@ -150,7 +151,7 @@ class World:
 
     @property
     def toy(self) -> Any:
-        return importlib.import_module("vllm.toy")
+        return importlib.import_module("vllm.v1.core.sched.toy")
 
 
 @pytest.fixture
@@ -464,7 +465,7 @@ def test_while_its_own_text_is_being_run_nothing_is_said_of_it(world: World, mon
 
 
 def test_a_feature_that_cannot_be_built_lets_the_host_run(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.write("vllm/toy.py", TOY.replace("self.turns = 1", "self.turns = 2"))
+    world.write("vllm/v1/core/sched/toy.py", TOY.replace("self.turns = 1", "self.turns = 2"))
     assert "BP101 anchor not found" in runs_by_itself(world, caplog)
 
 
