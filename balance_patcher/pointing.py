@@ -1,36 +1,24 @@
 """Which statement a person points at with ``FILE:LINE``, and which statements of other lanes are the same one.
 
-What corresponds is found from the whole function: the statements that the lanes have in common, in their order, are
-laid side by side, and one that was changed is looked for in the gap where it was. So equal statements that stand often
-are told apart by what stands around them. Nothing is patched by this; what is proposed is confirmed by the matcher.
+Nothing is patched by this; what is proposed is confirmed by the matcher.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
-import keyword
-import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .counterparts import Counterparts, likeness, said
 from .errors import refuse
-from .generalise import Common
-from .matching import overlap, weight
-from .parts import Parts
 from .proposal import Place
 from .render import head, shown
 from .source import DirSource, Lane, ModuleText
-from .statements import alike, header
 from .targets import SCOPES, Function, Target, docstring_length, suites_of
 
 _AT = re.compile(r"(?P<file>.+):(?P<line>\d+)")
-_LIKE = 0.5  # so much of two statements must be equal for one to be the other, changed
-_FAR = 0.75  # the same where it is not in its place
-_SUITES, _AROUND = 0.2, 0.1  # what the same kinds of statements in it, and around it, add
 
 
 @dataclass(frozen=True)
@@ -205,95 +193,27 @@ def _function_at(text: ModuleText, line: int) -> str | None:
 def counterpart(place: Place, lane: str, target: Target) -> Place:
     """The statement of another lane's target that is this one, changed or not.
 
-    It is looked for in what became of the statement around it, and else in the whole function.
-
     Raises:
-        PatchError: BP804, naming what comes nearest.
+        PatchError: BP804, naming what comes nearest, or all that it could be.
     """
-    found = _counterpart(place, target)
-    if found is not None:
-        return Place(lane, target, found)
+    found = Counterparts(place.target, target).of(place.statement)
+    if found.statement is not None:
+        return Place(lane, target, found.statement)
+    text = head(place.statement)
+    if found.doubtful:
+        what, label, others = f"nothing that is `{text}` beyond doubt", "could be", found.doubtful
+        follow = f"point at a statement beside it; or leave lane {lane} out, and declare a variant of its own for it"
+    else:
 
-    def near(other: ast.stmt) -> tuple[float, float]:
-        return _likeness(place, Place(lane, target, other)), _said(place.statement, other)
+        def near(other: ast.stmt) -> tuple[float, float]:
+            return likeness(place.statement, other), said(place.statement, other)
 
-    nearest = max(_statements(target), key=near)
+        statements = [suite[at] for _, _, suite, at in target.places.values()]
+        what, label, others = f"no statement like `{text}`", "nearest", (max(statements, key=near),)
+        follow = f"leave lane {lane} out, and declare a variant of its own for it"
     raise refuse(
-        "BP804", f"{target.qualname} on lane {lane} has no statement like `{head(place.statement)}`",
+        "BP804", f"{target.qualname} on lane {lane} has {what}",
         (place.lane, f"{place.where}  {shown(place.statement)}"),
-        ("nearest", f"{target.where(nearest)}  {shown(nearest)}"),
-        next=f"leave lane {lane} out, and declare a variant of its own for it",
-        file=target.text.display, line=target.node.lineno,
+        (label, "\n".join(f"{target.where(other)}  {shown(other)}" for other in others)),
+        next=follow, file=target.text.display, line=target.node.lineno,
     )  # fmt: skip
-
-
-def _statements(target: Target) -> list[ast.stmt]:
-    return [suite[at] for _, _, suite, at in target.places.values()]
-
-
-def _counterpart(place: Place, target: Target) -> ast.stmt | None:
-    parent, field, suite, _ = place.target.places[id(place.statement)]
-    around: ast.AST | None = target.node
-    if isinstance(parent, ast.stmt) and parent is not place.target.node:
-        around = _counterpart(Place(place.lane, place.target, parent), target)
-    if around is not None:
-        inner = [statement for name, other in suites_of(around) if name == field for statement in other]
-        found = _pick(place, target, suite, inner, math.inf)
-        if found is not None:
-            return found
-    return _pick(place, target, _statements(place.target), _statements(target), _FAR)
-
-
-def _pick(
-    place: Place, target: Target, own: Sequence[ast.stmt], others: Sequence[ast.stmt], far: float
-) -> ast.stmt | None:
-    """The one that stands in its place in the same order; else the one that is equal; else the one most like it.
-
-    Args:
-        place: The statement.
-        target: The function on the other lane.
-        own: Statements among which it is.
-        others: Those among which its counterpart may be.
-        far: How like it one must be that is not in the gap where it was.
-    """
-    keys = [[header(statement) for statement in statements] for statements in (own, others)]
-    blocks = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes()
-    at = next(at for at, statement in enumerate(own) if statement is place.statement)
-    tag, first, _, start, end = next(block for block in blocks if block[1] <= at < block[2])
-    if tag == "equal":
-        return others[start + at - first]
-    taken = {index for tag, _, _, start, end in blocks if tag == "equal" for index in range(start, end)}
-    left = [index for index in range(len(others)) if index not in taken]
-    equal = [index for index in left if keys[1][index] == keys[0][at]]
-    if len(equal) == 1:
-        return others[equal[0]]
-
-    def likeness(index: int) -> tuple[float, int]:
-        return _likeness(place, Place("", target, others[index])), -abs(index - start)
-
-    for free, least in ((range(start, end), _LIKE), (left, far)):
-        best = max(free, key=likeness, default=None)
-        if best is not None and likeness(best)[0] >= least:
-            return others[best]
-    return None
-
-
-def _likeness(one: Place, other: Place) -> float:
-    """How much of two statements is equal, in structure and in words; 0 where they have no name in common."""
-    a, b = one.statement, other.statement
-    common = Common.of([a, b], Parts())
-    if common is None or not common.named or not _said(a, b):
-        return 0.0
-    compound = any(suites_of(a)) or any(suites_of(b))
-    equal = overlap(a, b, {}, header=compound) + overlap(b, a, {}, header=compound)
-    share = equal / (weight(a, header=compound) + weight(b, header=compound))
-    kinds = [[type(node) for node, _ in place.target.ancestors(place.statement)] for place in (one, other)]
-    return (share + _said(a, b)) / 2 + _SUITES * (compound and alike(a, b)) + _AROUND * (kinds[0] == kinds[1])
-
-
-def _said(one: ast.stmt, other: ast.stmt) -> float:
-    """How many of their names' words two statements have in common; with suites, their headers."""
-    found = [re.findall(r"[A-Za-z0-9]+", header(node).partition(" ")[2]) for node in (one, other)]
-    words = [Counter(word for word in said if not keyword.iskeyword(word)) for said in found]
-    size = sum(sum(count.values()) for count in words)
-    return 2 * sum((words[0] & words[1]).values()) / size if size else 1.0

@@ -215,6 +215,17 @@ class ModuleText:
         return symtable.symtable(self.text, self.display, "exec")
 
     @cached_property
+    def words(self) -> frozenset[str]:
+        """Every word of the text, those of comments too."""
+        return frozenset(re.findall(r"\w+", self.text))
+
+    @cached_property
+    def defined(self) -> frozenset[str]:
+        """The names of all its classes and functions, nested ones too."""
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        return frozenset(node.name for node in ast.walk(self.tree) if isinstance(node, kinds))
+
+    @cached_property
     def lines(self) -> list[str]:
         """The physical lines with their ends: LF, CR LF or CR ends a line, nothing else does."""
         return _LINE.findall(self.text)

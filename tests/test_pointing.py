@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from balance_patcher.counterparts import Counterparts
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.pointing import Pointed, check_file, checkout_of, counterpart, read_at, statement_at
 from balance_patcher.proposal import Place
-from balance_patcher.source import Lane
+from balance_patcher.render import head
+from balance_patcher.source import DirSource, Lane
+from balance_patcher.statements import header
 from balance_patcher.targets import Target, find_target
 
 TEXT = '''\
@@ -231,7 +237,19 @@ CHANGED = {
         "p()\nself.take(one, two)  # here\nq()\nr()",
         "self.take(one, two)  # here\np()\nself.take(one, three)\nq()\nr()",
     ),
-    "out of its loop": ("while a:\n    b()\n    self.take(one)  # here", "while a:\n    b()\nself.take(one)  # here"),
+    "in the loop that its own became, though another has it too": (
+        "while self.run and a:\n    b()\n    self.take(one)  # here\n    c()\nfor x in y:\n    d()",
+        "while a > 0:\n    b()\n    self.take(one, two)  # here\n    c()\nfor x in y:\n    d()\n    self.take(one)",
+    ),
+    "behind a new one that reads alike": (
+        "while a:\n    if b:\n        stop()  # here\n    c()",
+        "while a:\n    if not d:\n        stop()\n    if b:\n        stop()  # here\n    c()",
+    ),
+    "one without a name, by what it stands in": (
+        "while a:\n    b()\n    if len(self.on) == self.cap_on:\n        break  # here\n    c()",
+        "while a:\n    if not q:\n        break\n    if self.n_on >= self.cap_on:\n        break  # here\n    c()",
+    ),
+    "in an `if` that is new": ("a()\nself.take(one)  # here\nb()", "a()\nif c:\n    self.take(one)  # here\nb()"),
     "with its parent, which stands elsewhere": (
         "if a.b:\n    stop()\nc()\nd()\nif b.c:\n    stop()  # here",
         "if b.c:\n    stop()  # here\nc()\nd()\nif a.b:\n    stop()",
@@ -262,3 +280,82 @@ def test_a_lane_with_nothing_like_it_is_refused_with_what_is_nearest(name: str) 
     assert fields["one"].startswith("pump.py:3  `")
     assert fields["nearest"].startswith("pump.py:3  `")
     assert "lane two out" in failure.next
+
+
+#: A statement, what the lane has that is like it, and what it could be there.
+DOUBTFUL = {
+    "out of its loop": ("while a:\n    b()\n    self.take(one)  # here", "while a:\n    b()\nself.take(one)", None),
+    "twice, and nothing tells which": (
+        "a()\nself.take(one)  # here\nb()",
+        "a()\nself.take(one)\nc()\nself.take(one)\nb()",
+        "pump.py:4  `self.take(one)`\npump.py:6  `self.take(one)`",
+    ),
+    "changed into two": (
+        "a()\nself.take(one)  # here\nb()",
+        "a()\nself.take(one, 2)\nself.take(one, 3)\nb()",
+        "pump.py:4  `self.take(one, 2)`\npump.py:5  `self.take(one, 3)`",
+    ),
+    "another one became it": (
+        "a()\nself.take(one)\nself.take(two)  # here\nb()",
+        "a()\nself.take(one, 3)\nb()",
+        "pump.py:4  `self.take(one, 3)`",
+    ),
+    "one without a name, in what is gone": (
+        "while a:\n    if self.b:\n        break  # here\n    c()",
+        "while a:\n    if d.e:\n        break\n    c()",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_what_could_be_another_one_is_refused(name: str) -> None:
+    one, two, could_be = DOUBTFUL[name]
+    before, after = place(one), place(two)
+    with pytest.raises(PatchError, match="BP804") as caught:
+        counterpart(before, "two", after.target)
+    (failure,) = caught.value.failures
+    assert dict(failure.fields).get("could be") == could_be
+
+
+LOOPS = {"while req_index": "running", "while (self.waiting": "waiting", "while token_budget": "waiting"}
+
+
+def loops(target: Target, statement: ast.stmt) -> tuple[str, ...]:
+    """The loops around a statement of `schedule`, each under a name that it has on both releases."""
+    said = [head(node) for node, _ in target.ancestors(statement) if isinstance(node, (ast.For, ast.While))]
+    return tuple(next((name for start, name in LOOPS.items() if text.startswith(start)), text) for text in said)
+
+
+@pytest.mark.parametrize(("one", "two", "least"), [("0.23.0", "0.33.0", 191), ("0.33.0", "0.23.0", 191)])
+def test_no_statement_of_schedule_is_mistaken_for_another(
+    one: str, two: str, least: int, release_dir: Callable[[str], Path]
+) -> None:
+    """All of them; against ``difflib`` over their text, their loops and what those without a name stand in."""
+    name = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
+    folders = [release_dir(version) for version in (one, two)]
+    found = [find_target(Lane(str(folder), DirSource("dir", folder)), name) for folder in folders]
+    before, after = (item for item in found if isinstance(item, Target))
+
+    def row(target: Target) -> list[tuple[object, ...]]:
+        rows: list[tuple[object, ...]] = []
+        for parent, field, suite, at in target.places.values():
+            nameless = isinstance(suite[at], (ast.Break, ast.Continue))
+            rows.append((header(suite[at]), loops(target, suite[at]), nameless and (header(parent), field)))
+        return rows
+
+    own, others = ([suite[at] for _, _, suite, at in target.places.values()] for target in (before, after))
+    same = {}
+    blocks = difflib.SequenceMatcher(None, row(before), row(after), autojunk=False).get_matching_blocks()
+    for start, there, size in blocks:
+        same |= {id(own[start + at]): others[there + at] for at in range(size)}
+    beside = Counterparts(before, after)
+    proposed = [(statement, made) for statement in own if (made := beside.of(statement).statement) is not None]
+    mistaken = [
+        f"{statement.lineno} {head(statement)} -> {made.lineno} {head(made)}"
+        for statement, made in proposed
+        if loops(before, statement) != loops(after, made) or same.get(id(statement), made) is not made
+    ]
+    assert mistaken == []
+    assert len(proposed) == least
+    assert len({id(made) for _, made in proposed}) == len(proposed)
