@@ -210,6 +210,14 @@ def test_a_class_without_the_method_stays_as_it_is(world: World) -> None:
     assert (pump.reset(), pump.log) == (True, [("reset", False, 1), "after"])
 
 
+def test_a_line_that_cannot_stand_where_it_is_put_is_told_of_its_delta(world: World) -> None:
+    (failure,) = world.refused(Feature("z", "z", (delta("z.x", InsertBefore("break"), anchor="return True"),)))
+    assert failure.code == "BP305"
+    assert "'break' outside loop" in failure.what
+    assert failure.what.endswith("a line of delta 'z.x'")
+    assert failure.next == "change its text: it cannot stand at that place"
+
+
 def test_what_is_edited_too_is_called_as_it_is_edited(world: World) -> None:
     edits = delta("e.x", InsertBefore("self.log.append('edited')"), anchor="return True")
     pump = world.made(guard("p"), through("z"), Feature("e", "e", (edits,)))
@@ -313,6 +321,16 @@ def test_a_feature_gives_a_method_once(edit: Edit, world: World) -> None:
         (failure,) = world.refused(*features)
         assert failure.code == "BP130"
         assert "delta 'p.reset' and its own feature's class both give reset" in failure.what
+
+
+@pytest.mark.parametrize("name", ["a", "q"])
+def test_an_override_and_an_edit_are_named_and_no_early_return_asked_for(name: str, world: World) -> None:
+    early = delta("p.off", Prologue("if not self._p:\n    return super().reset($$$PARAMETERS)"))
+    edit = delta("p.edit", InsertBefore("self.log.append(1)"), anchor="return True")
+    over = Feature(name, name, (delta(f"{name}.x", Override("return super().reset($$$PARAMETERS)")),), carrier(name))
+    failures = world.refused(Feature("p", "p", (early, edit), carrier("p")), over)
+    assert {failure.code for failure in failures} == {"BP119"}
+    assert all(f"'{name}.x'" in failure.what for failure in failures)
 
 
 @pytest.mark.parametrize("names", ["pq", "qp"])
