@@ -524,3 +524,76 @@ def test_a_class_of_somebody_elses_is_not_believed_to_go_on(world: World) -> Non
             return super().reset()
 
     assert [cls.__name__ for cls in holders(Theirs, "reset", MODULE)] == ["Theirs"]
+
+
+# -- every mixture, under every name ---------------------------------------------------------
+
+
+def mixed(kind: str, name: str, others: str) -> Feature:
+    """A feature that leaves its mark when ``reset`` runs and it is on; at one point they come in the order of names."""
+    mark = f"if self._{name}:\n    self.log.append('{name}')"
+    after = tuple(f"{other}.x" for other in others if other < name)
+    if kind == "edit":
+        early = delta(f"{name}.off", Prologue(f"if not self._{name}:\n    return super().reset($$$PARAMETERS)"))
+        edit = delta(f"{name}.x", InsertBefore(mark), anchor="return True", after=(f"{name}.off", *after))
+        return Feature(name, name, (early, edit), carrier(name))
+    if kind == "method":
+        edit = delta(f"{name}.x", CallThrough("self.log"), on=f"{PUMP}.run", after=after)
+
+        def own(made: type) -> Any:
+            def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if getattr(self, f"_{name}"):
+                    self.log.append(name)
+                return super(made, self).reset(*args, **kwargs)  # type: ignore[misc]
+
+            return reset
+
+        return Feature(name, name, (edit,), carrier(name, reset=own))
+    edits: dict[str, Edit] = {
+        "through": CallThrough(mark),
+        "first": CallThrough(mark, first=True),
+        "override": Override(f"kept = super().reset($$$PARAMETERS)\n{mark}\nreturn kept"),
+    }
+    return Feature(name, name, (delta(f"{name}.x", edits[kind], after=after),), carrier(name))
+
+
+def outcome(world: World, kinds: tuple[str, ...], names: tuple[str, ...]) -> Any:
+    """What is refused; or who has left a mark, for each choice of those that are on."""
+    features = [mixed(kind, name, "abc") for kind, name in zip(kinds, names, strict=True)]
+    try:
+        built = world.build(*features)
+    except PatchError as error:
+        return frozenset(failure.code for failure in error.failures)
+    seen = []
+    for flags in itertools.product([False, True], repeat=len(names)):
+        pump = built.classes[PUMP]()
+        vars(pump).update({f"_{name}": on for name, on in zip(names, flags, strict=True)})
+        assert pump.reset(1, 2, times=3) is True
+        assert pump.log.count(("reset", 1, 2, 3)) == 1
+        marks = [pump.log.count(name) for name in names]
+        assert marks == list(map(int, flags)), (kinds, names, flags, pump.log)
+        seen.append(tuple(marks))
+    return tuple(seen)
+
+
+KINDS = ("edit", "first", "method", "override", "through")
+MIXTURES = [
+    kinds
+    for size in (2, 3)
+    for kinds in itertools.combinations_with_replacement(KINDS, size)
+    if kinds.count("edit") < 3
+]
+
+
+@pytest.mark.parametrize("kinds", MIXTURES, ids="+".join)
+def test_a_mixture_runs_whole_or_is_refused_whatever_its_names_are(kinds: tuple[str, ...], world: World) -> None:
+    """Each that is on has left its mark once, and upstream's method has run once; or all orders are refused alike."""
+    found = {outcome(world, kinds, names) for names in itertools.permutations("abc"[: len(kinds)])}
+    assert len(found) == 1
+    alone = kinds.count("override") == 1 and set(kinds) <= {"override", "method"}
+    if "override" in kinds and not alone:
+        assert found == {frozenset({"BP119"})} or found == {frozenset({"BP119", "BP130"})}
+    elif "edit" in kinds and "method" in kinds:
+        assert found == {frozenset({"BP130"})}
+    else:
+        assert len(next(iter(found))) == 2 ** len(kinds)
