@@ -12,43 +12,48 @@ from dataclasses import replace
 from .delta import APART, Prologue
 from .feature import AskedOnce, CalledOnce, Feature, Invariant, Ordered, Sets
 from .names import owners_of
-from .plan import EARLY_RETURN, Plan, Step
-from .rewrite import rewrite
+from .plan import EARLY_RETURN, Placement, Plan, Step
+from .rewrite import spliced_texts
 from .source import Overlaid
 from .template import Template
 
 
-def owners(feature: Feature) -> list[Feature]:
-    """For each invariant of a feature, the one of its parts that declares it."""
-    return [part for part in feature.parts for _ in part.invariants] or [feature] * len(feature.invariants)
+class Beside:
+    """A placed feature as each of its parts finds it: with the edits of the other parts, without its own."""
 
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._made: dict[str, Plan] = {}
+        parts = plan.feature.parts
+        #: For each invariant, by its place, the part that declares it; without parts nobody is beside it.
+        self.owners: list[Feature | None] = [part for part in parts for _ in part.invariants]
+        self.owners = self.owners or [None] * len(plan.feature.invariants)
 
-def beside(plan: Plan, invariant: Invariant, owner: Feature) -> tuple[Plan, list[str]] | None:
-    """The plan as an invariant finds it where others edit what it speaks of, and their deltas; ``None`` if none does.
+    def of(self, invariant: Invariant, owner: Feature | None) -> tuple[Plan, list[str]] | None:
+        """The plan as an invariant finds it where others edit what it speaks of, and their deltas; else ``None``."""
+        if owner is None or not isinstance(invariant, (AskedOnce, CalledOnce, Ordered, Sets)):
+            return None
+        spoken = {invariant.target, getattr(invariant, "caller", invariant.target)}
+        # A hook may be called, and a method asked, from anywhere in the module.
+        modules = {name.partition(":")[0] for name in spoken} if isinstance(invariant, (AskedOnce, CalledOnce)) else ()
+        deltas = [placement.delta for placement in self._edits(owner)]
+        near = [delta.name for delta in deltas if delta.target in spoken or delta.module in modules]
+        return (self._without(owner), near) if near else None
 
-    Args:
-        plan: The placed feature.
-        invariant: One of its invariants that speaks of a text.
-        owner: The part that declares it.
-    """
-    if not isinstance(invariant, (AskedOnce, CalledOnce, Ordered, Sets)):
-        return None
-    # A hook may be called, and a method asked, from anywhere in the module.
-    whole = isinstance(invariant, (AskedOnce, CalledOnce))
-    spoken = {invariant.target, getattr(invariant, "caller", invariant.target)}
-    modules = {name.partition(":")[0] for name in spoken}
-    placements = []
-    for placement in plan.placements:
-        target = placement.delta.target
-        near = target.partition(":")[0] in modules if whole else target in spoken
-        steps = tuple(filter(_stays, placement.steps)) if near and owner.name not in owners_of(placement.delta) else ()
-        if steps:
-            placements.append(replace(placement, steps=steps))
-    if not placements:
-        return None
-    texts = {name: result.new for name, result in rewrite(replace(plan, placements=placements)).items()}
-    names = [placement.delta.name for placement in placements]
-    return replace(plan, lane=Overlaid(plan.lane, texts, plan.lane.homes)), names
+    def _edits(self, owner: Feature) -> list[Placement]:
+        """What the others edit."""
+        found = []
+        for placement in self._plan.placements:
+            steps = tuple(filter(_stays, placement.steps))
+            if steps and owner.name not in owners_of(placement.delta):
+                found.append(replace(placement, steps=steps))
+        return found
+
+    def _without(self, owner: Feature) -> Plan:
+        if owner.name not in self._made:
+            texts = spliced_texts(replace(self._plan, placements=self._edits(owner)))
+            self._made[owner.name] = replace(self._plan, lane=Overlaid(self._plan.lane, texts, self._plan.lane.homes))
+        return self._made[owner.name]
 
 
 def _stays(step: Step) -> bool:

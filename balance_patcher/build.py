@@ -24,6 +24,7 @@ from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature
 from .foreign import Moved, as_method, callable_there, move
 from .invariants import check_invariants
+from .lines import physical_lines
 from .names import check_names
 from .origins import genuine
 from .plan import Plan, in_order, make_plan
@@ -31,6 +32,7 @@ from .proof import compile_text, find_code, first_line, prove, take
 from .rewrite import Rewrite, rewrite
 from .runtime import make_class, refuse_unreached
 from .source import InstalledSource, Lane, ModuleText
+from .splice import MARKED
 from .targets import Target, find_target
 from .through import UPSTREAM, next_below, through_text
 
@@ -111,9 +113,7 @@ def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
         try:
             module = compile_text(result.text, result.filename)
         except (SyntaxError, ValueError) as error:
-            failures.append(
-                Failure("BP305", f"{result.original.module}: {error}", "report this with the source file", file=file)
-            )
+            failures.append(_uncompiled(result, error))
             continue
         for name, target in [item for item in result.targets.items() if item[0] in edited]:
             if target.owner is not None and "." not in target.qualname:
@@ -130,6 +130,18 @@ def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
     if failures:
         raise PatchError(*failures)
     return found
+
+
+def _uncompiled(result: Rewrite, error: SyntaxError | ValueError) -> Failure:
+    """Why a text that parses does not compile; of a line that a delta put in, the delta is named."""
+    what, file = f"{result.original.module}: {error}", result.original.display
+    lines = physical_lines(result.text)
+    line = getattr(error, "lineno", None) or 0
+    marked = MARKED.match(lines[line - 1].rstrip("\r\n")) if 0 < line <= len(lines) else None
+    if marked is None:
+        return Failure("BP305", what, "report this with the source file", file=file)
+    next_step = "change its text: it cannot stand at that place"
+    return Failure("BP305", f"{what}: a line of delta {marked['delta']!r}", next_step, file=file)
 
 
 def _called_through(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:

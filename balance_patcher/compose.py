@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .delta import AddParameter, CallThrough, Delta, Prologue, Variant
+from .delta import APART, AddParameter, Delta, Prologue, Variant
 from .errors import refuse
 from .feature import Feature, RuntimeClass
 from .plan import make_plan
@@ -164,7 +164,7 @@ def _refuse_unguarded(target: str, parts: Sequence[Feature], guarded: Sequence[F
 
 
 def _edits_text(delta: Delta) -> bool:
-    return any(not isinstance(edit, CallThrough) for variant in delta.variants for edit in variant.edits)
+    return any(not isinstance(edit, APART) for variant in delta.variants for edit in variant.edits)
 
 
 # -- the class -------------------------------------------------------------------------------

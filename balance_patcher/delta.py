@@ -10,7 +10,8 @@ import ast
 import keyword
 import re
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -117,7 +118,7 @@ class There:
     pattern: str
 
     def __post_init__(self) -> None:
-        _check_target("`There`", self.target)
+        check_target("`There`", self.target)
         declared_here(lambda: compile_pattern(self.pattern))
 
 
@@ -128,7 +129,7 @@ class Nowhere:
     target: str
 
     def __post_init__(self) -> None:
-        _check_target("`Nowhere`", self.target)
+        check_target("`Nowhere`", self.target)
 
 
 @dataclass(frozen=True)
@@ -280,8 +281,12 @@ def _check_text(edit: Edit) -> None:
             raise bad("an edit must not rely on `assert`, which -O removes; write `if …: raise`")
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             raise bad("an edit must not declare global or nonlocal names")
-    if isinstance(edit, CallThrough) and any(map(_leaves, tree.body)):
+    suspends = any(map(_suspends, tree.body))
+    if isinstance(edit, CallThrough) and (suspends or any(map(_leaves, tree.body))):
         raise bad("a call-through returns upstream's result: no return, yield or await of its own")
+    if suspends:
+        raise bad("an edit must not yield or await: of a plain function it would make another kind")
+    _check_compiles(edit, tree, template.text)
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
     if isinstance(edit, CallThrough) and any(node.id == RESULT for node in names):
         raise bad(f"a call-through returns upstream's result: `{RESULT}` stays what it is")
@@ -294,8 +299,22 @@ def _check_text(edit: Edit) -> None:
         raise bad("every line of an edit ends in a marker comment: no multi-line strings, no backslashes")
 
 
+def _check_compiles(edit: Edit, tree: ast.Module, text: str) -> None:
+    """What parses need not compile: a ``break`` needs a loop, which upstream may have around what is put in."""
+    looping = isinstance(edit, TextEdit)
+    holder = ast.parse("def edit(self):\n    while self:\n        pass" if looping else "def edit(self):\n    pass")
+    function: Any = holder.body[0]
+    (function.body[0] if looping else function).body = tree.body
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(holder, "<edit>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise bad(f"the text of an edit cannot stand in a function ({error.msg})", ("text", text)) from None
+
+
 def _check_parameter(edit: AddParameter) -> None:
-    if not edit.name.isidentifier() or keyword.iskeyword(edit.name):
+    if not edit.name.isidentifier() or keyword.iskeyword(edit.name) or is_private(edit.name):
         raise bad(f"a parameter cannot be called {edit.name!r}")
     try:
         ast.literal_eval(edit.default)
@@ -307,6 +326,8 @@ def _check_parameter(edit: AddParameter) -> None:
 
 
 def _check_export(name: str, text: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name) or is_private(name):
+        raise bad(f"an export cannot be called {name!r}")
     try:
         ast.parse(_probe(Template(text)), mode="eval")
     except SyntaxError:
@@ -319,11 +340,23 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _leaves(node: ast.AST) -> bool:
-    """Whether a statement leaves or suspends the function that it stands in."""
+    """Whether a statement leaves the function that it stands in."""
+    return any(isinstance(inner, ast.Return) for inner in _own(node))
+
+
+def _suspends(node: ast.AST) -> bool:
+    """Whether a statement suspends it, in a comprehension too: that makes a generator of it, or a coroutine."""
+    kinds = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
+    return any(isinstance(inner, kinds) or getattr(inner, "is_async", 0) for inner in _own(node))
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement but those of functions, classes and lambdas in it."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return False
-    left = isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Await))
-    return left or any(map(_leaves, ast.iter_child_nodes(node)))
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _own(child)
 
 
 def _operators(text: str) -> frozenset[str]:
@@ -367,7 +400,7 @@ class Delta:
     declared: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        _check_target(repr(self.name), self.target)
+        check_target(repr(self.name), self.target)
         need_all("variants", self.variants, Variant)
         if not self.variants:
             raise bad(f"delta {self.name!r} has no variants")
@@ -392,9 +425,17 @@ class Delta:
         return self.target.partition(":")[2]
 
 
-def _check_target(whose: str, target: str) -> None:
+def check_target(whose: str, target: str) -> None:
     if not TARGET.fullmatch(target):
         raise bad(f"the target of {whose} is not written `module:Qual.name`: {target!r}")
+    private = next(filter(is_private, target.partition(":")[2].split(".")[1:]), None)
+    if private is not None:
+        raise bad(f"the target of {whose} is {private}, which Python keeps private to its class: edit what calls it")
+
+
+def is_private(name: str) -> bool:
+    """Whether a name in a class means one that begins with the class's."""
+    return name.startswith("__") and not name.endswith("__")
 
 
 def declared_at() -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from .addition import Addition
-from .delta import APART, TARGET, Anchor, Delta, Override, There, bad, declared_here, need_all
+from .delta import APART, TARGET, Anchor, Delta, Override, There, bad, check_target, declared_here, is_private, need_all
 from .errors import refuse
 from .pattern import compile_pattern
 from .standin import StandIn
@@ -43,6 +43,10 @@ class RuntimeClass:
     def __post_init__(self) -> None:
         if not TARGET.fullmatch(self.base):
             raise bad(f"the base of {self.name} is not written `module:Class`: {self.base!r}")
+        if private := sorted(filter(is_private, self.provides)):
+            raise bad(
+                f"{self.name} provides {private[0]}, which would be another name in upstream's class than in ours"
+            )
         if self.base.startswith("vllm.") and not self.base.startswith(f"{SCHEDULERS}."):
             raise bad(
                 f"{self.name} extends {self.base}, and of vLLM's classes only those of {SCHEDULERS} can be "
@@ -407,7 +411,6 @@ class Refusal:
 
 def _check_invariant(name: str, target: str, *patterns: str) -> None:
     """Compile its patterns, so that a bad one is an error where it is declared."""
-    if not TARGET.fullmatch(target):
-        raise bad(f"the target of invariant {name!r} is not written `module:Qual.name`: {target!r}")
+    check_target(f"invariant {name!r}", target)
     for pattern in patterns:
         declared_here(partial(compile_pattern, pattern))

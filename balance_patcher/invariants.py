@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .anchors import Match, find_anchor
-from .beside import beside, owners
+from .beside import Beside
 from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
 from .feature import Agree, AskedOnce, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
@@ -44,11 +44,14 @@ def check_invariants(plan: Plan, rewrites: dict[str, Rewrite] | None) -> list[Fi
         rewrites: The rewritten modules; ``None`` when the feature could not be placed, which leaves the
             invariants of the rewritten text ``unknown``.
     """
-    whose = zip(plan.feature.invariants, owners(plan.feature), strict=True)
-    return [_check(invariant, plan, rewrites, owner) for invariant, owner in whose]
+    others = Beside(plan)
+    whose = zip(plan.feature.invariants, others.owners, strict=True)
+    return [_check(invariant, plan, rewrites, others, owner) for invariant, owner in whose]
 
 
-def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None, owner: Feature) -> Finding:
+def _check(
+    invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None, others: Beside, owner: Feature | None
+) -> Finding:
     placed = isinstance(invariant, (Agree, Pure))
     placed |= isinstance(invariant, Ordered) and invariant.target in plan.feature.targets
     if rewrites is None and placed:
@@ -56,17 +59,17 @@ def _check(invariant: Invariant, plan: Plan, rewrites: dict[str, Rewrite] | None
     try:
         detail = _KINDS[type(invariant)](invariant, plan, rewrites or {})
         if rewrites is not None:
-            _check_beside(invariant, plan, owner)
+            _check_beside(invariant, others, owner)
     except PatchError as error:
         status = "broken" if error.outcome is Outcome.BROKEN else "unknown"
         return Finding(invariant.name, status, error.failures[0].headline, error.failures)
     return Finding(invariant.name, "holds", detail)
 
 
-def _check_beside(invariant: Invariant, plan: Plan, owner: Feature) -> None:
+def _check_beside(invariant: Invariant, others: Beside, owner: Feature | None) -> None:
     """It holds with the edits of other features in the text, too; else they are named."""
-    found = beside(plan, invariant, owner)
-    if found is None:
+    found = others.of(invariant, owner)
+    if found is None or owner is None:
         return
     edited, deltas = found
     try:

@@ -15,7 +15,7 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .delta import APART, RESULT, CallThrough, Delta
+from .delta import APART, RESULT, CallThrough, Delta, is_private
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
@@ -112,6 +112,12 @@ def _loaded(tree: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[str]
         yield from _loaded(node, local)
 
 
+def in_class(name: str, owner: ast.ClassDef | None) -> str:
+    """What a name means in the methods of a class: a private one begins with the class's."""
+    own = owner.name.lstrip("_") if owner is not None else ""
+    return f"_{own}{name}" if own and is_private(name) else name
+
+
 def known_in(text: ModuleText) -> set[str]:
     """The names that a module itself has."""
     symbols = text.symbols.get_symbols()
@@ -176,7 +182,8 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
     target = scope.target
     fresh = new_names(step)
     for name in sorted(fresh):
-        taken = "the function" if name in scope.everywhere else "the module" if name in scope.module else ""
+        meant = in_class(name, target.owner)
+        taken = "the function" if meant in scope.everywhere else "the module" if meant in scope.module else ""
         if taken:
             line = scope.line_of(name)
             yield _failure(
@@ -192,7 +199,8 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
     tree = ast.parse(step.text)
     # A function of its own sees none of what upstream's binds in its body.
     seen = scope.parameters if isinstance(step.edit, APART) else scope.local
-    known = fresh | seen | scope.module | set(dir(builtins)) | _bound_in_feature(plan, target, step)
+    bound = {in_class(name, target.owner) for name in fresh | _bound_in_feature(plan, target, step)}
+    known = bound | seen | scope.module | set(dir(builtins))
     if isinstance(step.edit, CallThrough) and not step.edit.first:
         known.add(RESULT)
     yield from _unknown(tree, known, target, placement, step.text)
@@ -241,9 +249,11 @@ def _bound_in_feature(plan: Plan, target: Target, of: Step) -> set[str]:
 def _bound_twice(plan: Plan, placement: Placement, step: Step, fresh: set[str], target: Target) -> Iterator[Failure]:
     """A name that another feature binds too: each would read what the other has put there."""
     for other in plan.steps.get(target.name, []):
-        common = (
-            fresh & new_names(other) if other.template and not owners_of(other.delta) & owners_of(step.delta) else set()
-        )
+        if not other.template or owners_of(other.delta) & owners_of(step.delta):
+            continue
+        common = {in_class(name, target.owner) for name in fresh} & {
+            in_class(name, target.owner) for name in new_names(other)
+        }
         if common and not isinstance(other.edit, APART) and not isinstance(step.edit, APART):
             what = f"{min(common)!r} is put in by {step.delta.name!r} and by {other.delta.name!r}"
             next_step = f"rename it in {step.delta.declared}"
@@ -269,7 +279,7 @@ def _check_export(
 
 
 def _unknown(tree: ast.AST, known: set[str], target: Target, placement: Placement, text: str) -> Iterator[Failure]:
-    for name in sorted(set(_loaded(tree)) - known):
+    for name in sorted(name for name in set(_loaded(tree)) if in_class(name, target.owner) not in known):
         yield _failure(
             "BP302",
             f"{name!r}, which delta {placement.delta.name!r} uses, is neither in {target.qualname} nor in the module",
@@ -360,7 +370,9 @@ class ClassChain:
         return ", ".join(node.name for _, node in self._classes) or "the class"
 
     def has(self, name: str) -> bool:
-        """Whether the class, or a base that this lane holds, sets the attribute."""
+        """Whether the class, or a base that this lane holds, sets the attribute; a private one is the class's alone."""
+        if is_private(name):
+            return any(sets_attribute(text, node, name) for text, node in self._classes[:1])
         at = 0
         while at < len(self._classes):
             text, node = self._classes[at]

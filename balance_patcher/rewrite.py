@@ -12,6 +12,7 @@ import ast
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
@@ -44,7 +45,7 @@ class Rewrite:
         """What tracebacks call it; the brackets make ``inspect`` look into ``linecache``."""
         return f"<balance_patcher {self.original.module}>"
 
-    @property
+    @cached_property
     def new(self) -> ModuleText:
         """The text as a module."""
         return ModuleText(self.original.module, self.original.path, self.filename, self.text)
@@ -79,6 +80,16 @@ def rewrite(plan: Plan) -> dict[str, Rewrite]:
     Raises:
         PatchError: BP401–BP404. Nothing is half done: there is a result for all or for none.
     """
+    splices = _splices(plan)
+    return {module: _assemble(plan, module, made) for module, made in splices.items() if made}
+
+
+def spliced_texts(plan: Plan) -> dict[str, ModuleText]:
+    """The texts alone, by module, without their proofs: to be read, not to be run."""
+    return {module: _spliced(plan, module, made).new for module, made in _splices(plan).items() if made}
+
+
+def _splices(plan: Plan) -> dict[str, list[Splice]]:
     failures: list[Failure] = []
     splices: dict[str, list[Splice]] = {}
     for name, steps in plan.steps.items():
@@ -92,10 +103,16 @@ def rewrite(plan: Plan) -> dict[str, Rewrite]:
                 failures += error.failures
     if failures:
         raise PatchError(*failures)
-    return {module: _assemble(plan, module, made) for module, made in splices.items() if made}
+    return splices
 
 
 def _assemble(plan: Plan, module: str, splices: list[Splice]) -> Rewrite:
+    result = _spliced(plan, module, splices)
+    _prove(plan, result)
+    return result
+
+
+def _spliced(plan: Plan, module: str, splices: list[Splice]) -> Rewrite:
     original = plan.lane.module(module)
     assert original is not None, module  # noqa: S101 - its target was found there
     # Stable: declared order at one point.
@@ -105,9 +122,7 @@ def _assemble(plan: Plan, module: str, splices: list[Splice]) -> Rewrite:
         parts += [original.text[at : splice.start], splice.text]
         at = splice.end
     text = "".join([*parts, original.text[at:]])
-    result = Rewrite(original, text, tuple(ordered))
-    _prove(plan, result)
-    return result
+    return Rewrite(original, text, tuple(ordered))
 
 
 # -- one edit --------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from balance_patcher.delta import (
     InsertAfter,
     InsertBefore,
     Level,
+    Override,
     Prologue,
     Replace,
     Variant,
@@ -43,6 +44,13 @@ def feature(*deltas: Delta, **more: Any) -> Feature:
     return Feature("f", "s", deltas, **more)
 
 
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+
+
+def ours(base: str, *provides: str) -> RuntimeClass:
+    return RuntimeClass("Ours", base, lambda upstream: type("Ours", (upstream,), {}), frozenset(provides))
+
+
 def refusal(make: Callable[[], object]) -> str:
     """The one sentence of a refused declaration."""
     with pytest.raises(PatchError) as caught:
@@ -54,6 +62,11 @@ def refusal(make: Callable[[], object]) -> str:
 # -- what holds ------------------------------------------------------------------------------
 
 GOOD: list[Edit] = [
+    InsertAfter("async def g():\n    return await h()"),
+    InsertAfter("g = lambda: (yield)"),
+    InsertAfter("if $COUNT:\n    continue"),
+    Prologue("for one in self:\n    break"),
+    Prologue("if not self:\n    return super().f($$$PARAMETERS)"),
     InsertBefore("n = $COUNT", at="loop"),
     InsertAfter("if a <$OP> self.$CAP:\n    break\n\n# a comment\nf('$')"),
     InsertAfter("x = ('a'\n     'b')"),
@@ -223,6 +236,22 @@ DECLARATIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: Agree("i", "m:f", one="f($A)", other="g($A)", holes=()), "needs holes that both patterns bind"),
     (lambda: Sets("i", "m.f", "a"), "the target of invariant 'i' is not written `module:Qual.name`: 'm.f'"),
     (lambda: Ordered("i", "f", "a()", "b()"), "the target of invariant 'i' is not written"),
+    (lambda: variant(InsertAfter("yield $COUNT")), "an edit must not yield or await"),
+    (lambda: variant(InsertAfter("n = yield from f()")), "an edit must not yield or await"),
+    (lambda: variant(InsertAfter("n = [(yield a) for a in f()]")), "an edit must not yield or await"),
+    (lambda: variant(Prologue("await f()")), "an edit must not yield or await"),
+    (lambda: variant(Override("async with f():\n    g()"), anchor=None), "an edit must not yield or await"),
+    (lambda: variant(InsertAfter("n = [a async for a in f()]")), "an edit must not yield or await"),
+    (lambda: variant(CallThrough("n = [a async for a in f()]"), anchor=None), "no return, yield or await of its own"),
+    (lambda: variant(InsertAfter("from os import *")), "cannot stand in a function (import * only allowed at module"),
+    (lambda: variant(Prologue("if a:\n    break"), anchor=None), "cannot stand in a function ('break' outside loop"),
+    (lambda: variant(CallThrough("continue"), anchor=None), "cannot stand in a function ('continue' not properly in"),
+    (lambda: delta(target="m:C.__f"), "the target of 'f.d' is __f, which Python keeps private to its class"),
+    (lambda: Sets("i", "m:C.__f", "a"), "the target of invariant 'i' is __f, which Python keeps private"),
+    (lambda: variant(AddParameter("__more", "1")), "a parameter cannot be called '__more'"),
+    (lambda: variant(INSERT, exports={"__n": "self.n"}), "an export cannot be called '__n'"),
+    (lambda: variant(INSERT, exports={"n n": "self.n"}), "an export cannot be called 'n n'"),
+    (lambda: ours("m:C", "__n"), "Ours provides __n, which would be another name in upstream's class"),
 ]
 
 
@@ -262,13 +291,6 @@ def test_good_invariants_can_be_declared() -> None:
         Pure("e", "f.d", "COUNT"),
     )
     assert feature(delta(), invariants=made).invariants == made
-
-
-SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-
-
-def ours(base: str) -> RuntimeClass:
-    return RuntimeClass("Ours", base, lambda upstream: type("Ours", (upstream,), {}))
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,38 @@ def test_what_the_runtime_class_brings_is_accepted_on_its_base_only(text_lane: M
         assert codes(found) == expected
 
 
+# -- private names ---------------------------------------------------------------------------
+
+SECRETS = """
+    def step(self, n):
+        __kept = n
+        self.first()
+        return self.__secret(__kept)
+
+    def __secret(self, n):
+        return n
+"""
+
+
+def test_a_private_name_is_that_of_its_class(text_lane: MakeLane) -> None:
+    (failure,) = failures(text_lane, module(SECRETS), InsertBefore("__kept = 1\nprint(__kept)"))
+    assert (failure.code, failure.what) == ("BP301", "'__kept', which delta 'f.delta' puts in, is used in the function")
+    assert failures(text_lane, module(SECRETS), InsertBefore("print(__kept, self.__secret(1))")) == []
+    assert codes(failures(text_lane, module(SECRETS), InsertBefore("print(__lost)"))) == ["BP302"]
+    assert failures(text_lane, module(SECRETS), InsertBefore("__new = 1\nprint(__new)")) == []
+
+
+def test_a_private_name_of_the_module_is_not_seen_in_a_class(text_lane: MakeLane) -> None:
+    assert codes(failures(text_lane, module(PLAIN, f"__held = 1\n{HEAD}"), InsertBefore("print(__held)"))) == ["BP302"]
+
+
+def test_a_private_attribute_of_a_base_is_another(text_lane: MakeLane) -> None:
+    base = "class Base:\n    def __secret(self): ...\n    def open(self): ...\n"
+    text = module(PLAIN, base + HEAD)
+    assert codes(failures(text_lane, text, InsertBefore("print(self.__secret())"))) == ["BP303"]
+    assert failures(text_lane, text, InsertBefore("print(self.open())")) == []
+
+
 # -- exports ---------------------------------------------------------------------------------
 
 

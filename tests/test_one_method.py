@@ -210,6 +210,14 @@ def test_a_class_without_the_method_stays_as_it_is(world: World) -> None:
     assert (pump.reset(), pump.log) == (True, [("reset", False, 1), "after"])
 
 
+def test_a_line_that_cannot_stand_where_it_is_put_is_told_of_its_delta(world: World) -> None:
+    (failure,) = world.refused(Feature("z", "z", (delta("z.x", InsertBefore("break"), anchor="return True"),)))
+    assert failure.code == "BP305"
+    assert "'break' outside loop" in failure.what
+    assert failure.what.endswith("a line of delta 'z.x'")
+    assert failure.next == "change its text: it cannot stand at that place"
+
+
 def test_what_is_edited_too_is_called_as_it_is_edited(world: World) -> None:
     edits = delta("e.x", InsertBefore("self.log.append('edited')"), anchor="return True")
     pump = world.made(guard("p"), through("z"), Feature("e", "e", (edits,)))
@@ -313,6 +321,16 @@ def test_a_feature_gives_a_method_once(edit: Edit, world: World) -> None:
         (failure,) = world.refused(*features)
         assert failure.code == "BP130"
         assert "delta 'p.reset' and its own feature's class both give reset" in failure.what
+
+
+@pytest.mark.parametrize("name", ["a", "q"])
+def test_an_override_and_an_edit_are_named_and_no_early_return_asked_for(name: str, world: World) -> None:
+    early = delta("p.off", Prologue("if not self._p:\n    return super().reset($$$PARAMETERS)"))
+    edit = delta("p.edit", InsertBefore("self.log.append(1)"), anchor="return True")
+    over = Feature(name, name, (delta(f"{name}.x", Override("return super().reset($$$PARAMETERS)")),), carrier(name))
+    failures = world.refused(Feature("p", "p", (early, edit), carrier("p")), over)
+    assert {failure.code for failure in failures} == {"BP119"}
+    assert all(f"'{name}.x'" in failure.what for failure in failures)
 
 
 @pytest.mark.parametrize("names", ["pq", "qp"])
@@ -506,3 +524,76 @@ def test_a_class_of_somebody_elses_is_not_believed_to_go_on(world: World) -> Non
             return super().reset()
 
     assert [cls.__name__ for cls in holders(Theirs, "reset", MODULE)] == ["Theirs"]
+
+
+# -- every mixture, under every name ---------------------------------------------------------
+
+
+def mixed(kind: str, name: str, others: str) -> Feature:
+    """A feature that leaves its mark when ``reset`` runs and it is on; at one point they come in the order of names."""
+    mark = f"if self._{name}:\n    self.log.append('{name}')"
+    after = tuple(f"{other}.x" for other in others if other < name)
+    if kind == "edit":
+        early = delta(f"{name}.off", Prologue(f"if not self._{name}:\n    return super().reset($$$PARAMETERS)"))
+        edit = delta(f"{name}.x", InsertBefore(mark), anchor="return True", after=(f"{name}.off", *after))
+        return Feature(name, name, (early, edit), carrier(name))
+    if kind == "method":
+        edit = delta(f"{name}.x", CallThrough("self.log"), on=f"{PUMP}.run", after=after)
+
+        def own(made: type) -> Any:
+            def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if getattr(self, f"_{name}"):
+                    self.log.append(name)
+                return super(made, self).reset(*args, **kwargs)  # type: ignore[misc]
+
+            return reset
+
+        return Feature(name, name, (edit,), carrier(name, reset=own))
+    edits: dict[str, Edit] = {
+        "through": CallThrough(mark),
+        "first": CallThrough(mark, first=True),
+        "override": Override(f"kept = super().reset($$$PARAMETERS)\n{mark}\nreturn kept"),
+    }
+    return Feature(name, name, (delta(f"{name}.x", edits[kind], after=after),), carrier(name))
+
+
+def outcome(world: World, kinds: tuple[str, ...], names: tuple[str, ...]) -> Any:
+    """What is refused; or who has left a mark, for each choice of those that are on."""
+    features = [mixed(kind, name, "abc") for kind, name in zip(kinds, names, strict=True)]
+    try:
+        built = world.build(*features)
+    except PatchError as error:
+        return frozenset(failure.code for failure in error.failures)
+    seen = []
+    for flags in itertools.product([False, True], repeat=len(names)):
+        pump = built.classes[PUMP]()
+        vars(pump).update({f"_{name}": on for name, on in zip(names, flags, strict=True)})
+        assert pump.reset(1, 2, times=3) is True
+        assert pump.log.count(("reset", 1, 2, 3)) == 1
+        marks = [pump.log.count(name) for name in names]
+        assert marks == list(map(int, flags)), (kinds, names, flags, pump.log)
+        seen.append(tuple(marks))
+    return tuple(seen)
+
+
+KINDS = ("edit", "first", "method", "override", "through")
+MIXTURES = [
+    kinds
+    for size in (2, 3)
+    for kinds in itertools.combinations_with_replacement(KINDS, size)
+    if kinds.count("edit") < 3
+]
+
+
+@pytest.mark.parametrize("kinds", MIXTURES, ids="+".join)
+def test_a_mixture_runs_whole_or_is_refused_whatever_its_names_are(kinds: tuple[str, ...], world: World) -> None:
+    """Each that is on has left its mark once, and upstream's method has run once; or all orders are refused alike."""
+    found = {outcome(world, kinds, names) for names in itertools.permutations("abc"[: len(kinds)])}
+    assert len(found) == 1
+    alone = kinds.count("override") == 1 and set(kinds) <= {"override", "method"}
+    if "override" in kinds and not alone:
+        assert found == {frozenset({"BP119"})} or found == {frozenset({"BP119", "BP130"})}
+    elif "edit" in kinds and "method" in kinds:
+        assert found == {frozenset({"BP130"})}
+    else:
+        assert len(next(iter(found))) == 2 ** len(kinds)
