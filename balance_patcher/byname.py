@@ -22,6 +22,7 @@ KEY = "balance_patcher"
 PLACE = f"additional_config.{KEY}.features"
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\.(<locals>|[A-Za-z_]\w*))*")
+_NAME = re.compile(r"[\w.+-]+")
 _HOSTS: dict[str, str] = {}
 
 
@@ -49,7 +50,7 @@ def asked_by_name(vllm_config: Any) -> dict[str, str]:
 def operators() -> tuple[str, ...]:
     """The names in the environment variable."""
     value = os.environ.get(FEATURES, "").strip()
-    return _names(f"{FEATURES}={value}", value.split(",")) if value else ()
+    return _names(f"{FEATURES}={value}", [name for name in value.split(",") if name.strip()])
 
 
 def composed_with() -> frozenset[str]:
@@ -63,6 +64,11 @@ def composed_with() -> frozenset[str]:
     if wrong is not None:
         raise refuse("BP006", f"{COMPOSE}={wrong}", next="write module:Qual.name, as the refusal names the function")
     return frozenset(names)
+
+
+def composable(name: str) -> bool:
+    """Whether an operator can ask for a function by this name: each process has to find it there."""
+    return _FUNCTION.fullmatch(name) is not None and not name.startswith("__main__:")
 
 
 def _configured(vllm_config: Any) -> tuple[str, ...]:
@@ -83,6 +89,9 @@ def _names(written: str, names: Iterable[object]) -> tuple[str, ...]:
     found = [name.strip() if isinstance(name, str) else "" for name in names]
     if not all(found):
         raise _wrong(written, "it is a list of names")
+    strange = next((name for name in found if not _NAME.fullmatch(name)), None)
+    if strange is not None:
+        raise _wrong(written, f"`{strange}` is no name; several stand with commas between them")
     return tuple(dict.fromkeys(found))
 
 

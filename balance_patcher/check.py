@@ -7,6 +7,7 @@ refusal into a finding; only what nobody foresaw is raised.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 from .build import compile_plan
@@ -15,6 +16,7 @@ from .delta import AddParameter, Prologue
 from .errors import Failure, PatchError
 from .feature import CallShape, Feature
 from .invariants import check_invariants
+from .limits import KNOWN
 from .matching import render_bound
 from .plan import Placement, Plan, make_plan
 from .relations import compatible
@@ -75,7 +77,20 @@ def check_lane(
         report.vllm_version, report.commit = lane.version, lane.commit
     except PatchError as error:
         report.failures += [failure for failure in error.failures if failure not in report.failures]
+    for feature_report in report.features:
+        row = _beyond(report.vllm_version)
+        feature_report.failures = [failure.with_fields(*row) for failure in feature_report.failures]
     return report, lane
+
+
+def _beyond(version: str | None) -> tuple[tuple[str, str], ...]:
+    """What is to be said with every finding on a release that nobody has looked at."""
+    release = re.match(r"(\d+)\.(\d+)\.\d", version or "")
+    if release is None:
+        return ()
+    at = int(release[1]), int(release[2])
+    first, last = (tuple(map(int, known.split("."))) for known in KNOWN)
+    return () if first <= at <= last else (("vLLM", f"{version}; known are {KNOWN[0]} to {KNOWN[1]}"),)
 
 
 def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> FeatureReport:

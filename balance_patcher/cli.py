@@ -7,13 +7,12 @@ Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken,
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import partial
@@ -24,10 +23,12 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from .build import no_collection
 from .check import check_lane, fetch
 from .compose import at_work, compose
 from .demo.session import run_demo
-from .errors import Failure, Outcome, PatchError, refuse
+from .errors import Failure, Outcome, PatchError, did_you_mean, refuse
+from .examples import check_examples
 from .feature import Feature
 from .hosts import as_json, as_lines, check_hosts, worst
 from .inspection import status as inspect_status
@@ -35,10 +36,13 @@ from .lanes import declared_lanes, lane_named
 from .live import check_live
 from .loading import chosen_features
 from .newdelta import new_delta as propose_delta
+from .outputs import write
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
 from .registry import all_broken as broken
 from .registry import all_features as features
-from .registry import find_feature
+from .registry import features as own_features
+from .registry import find_feature, known_names
+from .relations import unknown
 from .render import prefer_astor
 from .renderings import RENDERINGS
 from .report import LaneReport, Report
@@ -165,8 +169,8 @@ def verify(
         bool, typer.Option("--live", help="Start real engine cores of the installed vLLM too, up to the model.")
     ] = False,
     start_method: Annotated[
-        StartMethod, typer.Option(help="How --live starts them; vLLM's servers use spawn.")
-    ] = StartMethod.spawn,
+        StartMethod | None, typer.Option(help="How --live starts them; without it spawn, as vLLM's servers do.")
+    ] = None,
     vllm_ascend: Annotated[
         str | None,
         typer.Option(
@@ -178,15 +182,14 @@ def verify(
 ) -> None:
     """Prove on each lane that every delta can be placed and that what comes of it compiles."""
     extra = [_report_file(text) for text in report or []]
-    if deltas:
-        chosen = chosen_features(deltas, feature or ())
-    else:
-        chosen = [find_feature(name) for name in dict.fromkeys(feature)] if feature else list(features())
+    chosen = _chosen(deltas, feature)
     lanes = ["installed"] if live and not lanes else lanes
     specs = [lane_named(text, Path.cwd()) for text in lanes] if lanes else declared_lanes(Path.cwd())
     _unique(specs)
     if vllm_ascend is not None:
         raise typer.Exit(_say_hosts(vllm_ascend, specs, chosen, format, alone=not (pins or expect or extra or live)))
+    if start_method is not None and not live:
+        raise refuse("BP007", "--start-method speaks of --live", next="give --live too, or leave --start-method out")
     if live and [spec.spec for spec in specs] != ["installed"]:
         raise refuse("BP007", "--live speaks of the installed vLLM", next="name no other lane with it")
     wanted = read_pins(pins) if pins else {}
@@ -199,8 +202,11 @@ def verify(
         wanted = {specs[0].name: expect}
     result = Report(_check_all(specs, chosen, wanted, strict=strict))
     result.lanes += [_no_lane(name, ref) for name, ref in wanted.items() if name not in {spec.name for spec in specs}]
-    result.lanes += _guarded_live(chosen, start_method.value) if live else []
-    result.lanes += [] if feature or deltas or not broken() else [LaneReport("deltas", "", failures=list(broken()))]
+    result.lanes += _guarded_live(chosen, (start_method or StartMethod.spawn).value) if live else []
+    wrong = [*([] if feature or deltas else broken()), *unknown(chosen, [*known_names(), *(f.name for f in chosen)])]
+    ours = {id(own.deltas) for own in own_features()}  # theirs are tests
+    wrong += [failure for one in chosen if id(one.deltas) not in ours for failure in check_examples(one)]
+    result.lanes += [LaneReport("deltas", "", failures=wrong, vllm=False)] if wrong else []
     if format is Format.text:
         print_report(result, Console())
     else:
@@ -208,7 +214,8 @@ def verify(
     outcomes = [result.outcome]
     for kind, file in extra:
         try:
-            _write(file, as_text(result) if kind is Format.text else RENDERINGS[kind.value](result))
+            text = as_text(result) if kind is Format.text else RENDERINGS[kind.value](result)
+            write(file, text if text.endswith("\n") else text + "\n")
         except PatchError as error:
             _complain(error)
             outcomes.append(error.outcome)
@@ -224,6 +231,13 @@ def _say_hosts(host: str, specs: Sequence[LaneSpec], chosen: list[Feature], kind
     return int(worst(reports))
 
 
+def _chosen(deltas: Sequence[Path] | None, names: Sequence[str] | None) -> list[Feature]:
+    """What a command looks at: the delta files and what is named beside them; else what is named, or everything."""
+    if deltas:
+        return chosen_features(deltas, names or ())
+    return [find_feature(name) for name in dict.fromkeys(names)] if names else list(features())
+
+
 def _report_file(text: str) -> tuple[Format, Path]:
     kind, _, file = text.partition(":")
     if kind not in Format.__members__ or not file:
@@ -231,16 +245,6 @@ def _report_file(text: str) -> tuple[Format, Path]:
             "BP007", f"`--report {text}` is not FORMAT:FILE", next=f"FORMAT is one of {', '.join(Format.__members__)}"
         )
     return Format(kind), Path(file)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise refuse(
-            "BP515", f"{file}: {error.strerror}", next="check the path and its rights; the result stands"
-        ) from error
 
 
 def _unique(specs: Sequence[LaneSpec]) -> None:
@@ -275,22 +279,11 @@ def _check_all(
         return found
 
     reports = []
-    with ThreadPoolExecutor(max_workers=min(8, max(1, len(specs)))) as pool, _no_collector():
+    with ThreadPoolExecutor(max_workers=min(8, max(1, len(specs)))) as pool, no_collection():
         reading = pool.map(lambda spec: _guarded(spec, lambda: fetch(spec, chosen)), specs)
         for spec, item in zip(specs, reading, strict=True):
             reports.append(item if isinstance(item, LaneReport) else _guarded(spec, partial(one, spec, item)))
     return reports
-
-
-@contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _guarded_live(chosen: list[Feature], start_method: str) -> list[LaneReport]:
@@ -328,13 +321,18 @@ def show(
     diff: Annotated[bool, typer.Option("--diff", help="A unified diff against upstream.")] = False,  # noqa: FBT002
     map: Annotated[bool, typer.Option("--map", help="The line map: ours, upstream's, delta.")] = False,  # noqa: A002, FBT002
     deltas: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Look in this delta file, and no other feature.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A delta file anywhere: only it, and what --feature names beside it."),
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of a target, the edits of this feature only; may be given several times."),
     ] = None,
 ) -> None:
     """Show the text that would run."""
     if diff and map:
         raise refuse("BP007", "--diff and --map exclude each other", next="ask for one of them")
-    chosen = _features_of(what, chosen_features(deltas) if deltas else features())
+    chosen = _features_of(what, _chosen(deltas, feature))
     spec = _one_lane(lane)
     opened = Lane(spec.name, open_source(spec.spec))
     only = what if ":" in what else None
@@ -344,14 +342,18 @@ def show(
 
 
 def _features_of(what: str, known: Sequence[Feature]) -> list[Feature]:
-    if ":" not in what:
-        own = [feature for feature in known if feature.name == what]
-        return own or [find_feature(what)]
-    chosen = [feature for feature in known if what in feature.targets]
-    if not chosen:
-        targets = ", ".join(sorted({target for feature in known for target in feature.targets}))
-        raise refuse("BP003", f"no feature edits {what!r}", next=f"use a feature's name or one of: {targets}")
-    return chosen
+    """The feature of a name, or all that edit a target; of those that the command looks at, and of no others."""
+    chosen = [feature for feature in known if what == feature.name or what in feature.targets]
+    if chosen:
+        return chosen
+    names = [feature.name for feature in known]
+    targets = sorted({target for feature in known for target in feature.targets})
+    if ":" in what:
+        said, otherwise = f"no feature edits {what!r}", f"use a feature's name or one of: {', '.join(targets)}"
+    else:
+        said, otherwise = f"there is no feature {what!r}", f"use one of: {', '.join(names)}"
+    lost = [failure for failure in broken() if ":" not in what]
+    raise PatchError(Failure("BP003", said, did_you_mean(what, [*names, *targets], otherwise)), *lost)
 
 
 def _one_lane(text: str | None) -> LaneSpec:
@@ -401,7 +403,7 @@ def new_delta(
     if output is None:
         typer.echo(made.text, nl=False)
         return
-    _write(output, made.text)
+    write(output, made.text)
     sys.stderr.write(f"{output} is written; next: {_PROGRAM} verify --deltas {output}\n")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from . import ranks, reminder
 from .bindings import Installation
 from .build import no_collection
-from .byname import asked_by_name
+from .byname import asked_by_name, composed_with
 from .compose import overlapping
 from .decided import record
 from .errors import Failure, PatchError, refuse
@@ -218,9 +218,9 @@ class _Asked:
 
 
 def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
-    """A bad value is told before it is needed; also to the other ranks, because what to do with it is not known."""
+    """A bad value is told before it is needed, and stops: also the other ranks, because what to do is not known."""
     try:
-        _stops(), threshold()
+        _stops(), threshold(), composed_with()
     except PatchError as error:
         for feature in wanted:
             ranks.tell(feature, engine, vllm_config, error.failures[0].headline)

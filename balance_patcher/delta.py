@@ -444,7 +444,17 @@ def declared_at() -> str:
     while frame.f_back and frame.f_globals.get("__name__", "").rpartition(".")[0] == __package__:
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
-    return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+    return f"{_shown(path)}:{frame.f_lineno}"
+
+
+def _shown(path: Path) -> str:
+    """A path as a person can open it; of a delta of ours as it is in the repository, wherever that is installed."""
+    if path.parent.name == "deltas":
+        return f"deltas/{path.name}"
+    try:
+        return path.relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):
+        return str(path)
 
 
 def bad(what: str, *rows: tuple[str, str]) -> PatchError:

@@ -7,6 +7,7 @@ once. The ids are part of the public interface: they are never reused for someth
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP512": ("vLLM is not installed", _X),
     "BP513": ("package is missing", _X),
     "BP514": ("file cannot be read", _X),
-    "BP515": ("report cannot be written", _X),
+    "BP515": ("file cannot be written", _X),
     "BP516": ("engine core did not get that far", _X),
     "BP517": ("vLLM is not built for the CPU", _X),
     "BP518": ("an engine of the demo failed", _X),
@@ -140,6 +141,8 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP804": ("lane has nothing like it", _B),
     "BP805": ("statement cannot be told from others", _B),
     "BP806": ("file exists", _U),
+    "BP807": ("name is taken", _U),
+    "BP808": ("example does not hold", _B),
 }
 
 
@@ -230,3 +233,9 @@ def refuse(
 ) -> PatchError:
     """A :class:`PatchError` with one failure, to be raised by the caller."""
     return PatchError(Failure(code, what, next, fields, file, line))
+
+
+def did_you_mean(written: str, known: Iterable[str], otherwise: str) -> str:
+    """What to do about a name that there is not: the one that is nearest, if one is near, ahead of all else."""
+    near = difflib.get_close_matches(written, list(known), 1)
+    return f"did you mean `{near[0]}`? {otherwise}" if near else otherwise

@@ -17,7 +17,7 @@ from .digests import declaration_digest, tree_digest
 from .environment import EntryPoint, Vllm, entry_points, installed_vllm, switches, would_arm
 from .errors import Failure, PatchError
 from .feature import Feature
-from .installation import Installation, bound, installed, overwritten, stale
+from .installation import Installation, bound, features_bound, installed, overwritten, stale
 from .origins import Origin, attribute_at, imported, origin_of, wrapped_by
 from .plan import Placement, make_plan
 from .proof import reached
@@ -51,7 +51,9 @@ def status() -> Status:
     lane = _tried(_lane, None, failures) if vllm.place else None
     unknown: tuple[TakeOverState, ...] = ()
     states = []
-    for feature in all_features():
+    declared = {feature.name: feature for feature in all_features()}
+    by_hand = {feature.name: feature for feature in features_bound() if feature.name not in declared}
+    for feature in (declared | by_hand).values():
         state = _tried(lambda f=feature: _feature(f, lane, armed), None, failures)  # type: ignore[misc]
         states += [state] if state is not None else []
     return Status(
@@ -202,6 +204,7 @@ def _delta(delta: Any, placement: Placement | None) -> DeltaState:
         line=placement.line if placement is not None else None,
         declared=delta.declared,
         digest=declaration_digest([delta]),
+        remove_when=delta.remove_when,
     )
 
 

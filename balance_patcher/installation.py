@@ -10,6 +10,7 @@ order, and its functions once an engine has asked for it: two transactions, one 
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -38,6 +39,8 @@ __all__ = [
 
 _LOCK = threading.RLock()
 _INSTALLED: dict[str, Installation] = {}
+#: The names of all that was ever bound here: a second `uninstall` of one that is declared nowhere is no error.
+_WAS_HERE: set[str] = set()
 #: A last step of a transaction, given the installation and what binds an attribute in it.
 Then = Callable[[Installation, Bind], None]
 
@@ -45,6 +48,11 @@ Then = Callable[[Installation, Bind], None]
 def bound(name: str) -> Installation | None:
     """The installation that a feature is in, alone or as a part; its functions need not be bound yet."""
     return next((i for i in _INSTALLED.values() if name in (i.feature.name, *(p.name for p in i.feature.parts))), None)
+
+
+def features_bound() -> tuple[Feature, ...]:
+    """Every feature that is bound, each by itself; one that was installed by hand may be declared nowhere else."""
+    return tuple(part for holder in _INSTALLED.values() for part in holder.feature.parts or (holder.feature,))
 
 
 def installed(name: str) -> Installation | None:
@@ -64,13 +72,26 @@ def install(feature: Feature | str, *, classes_only: bool = False, then: Then | 
         then: A last step of the same transaction, which may bind more attributes.
 
     Raises:
-        PatchError: With every reason; then nothing was changed.
+        PatchError: With every reason; then nothing was changed. BP003 and BP007, if it is no feature.
     """
     with _LOCK:
+        if not isinstance(feature, (Feature, str)):
+            raise _no_feature(feature)
         feature = find_feature(feature) if isinstance(feature, str) else feature
         if not classes_only and bound(feature.name) is None and _sharing([feature]):
             return install_together([feature], then)
         return _install(feature, classes_only=classes_only, then=then)
+
+
+def _no_feature(given: object) -> PatchError:
+    """Why something that is neither a feature nor a name cannot be installed, and what was meant instead (BP007)."""
+    if isinstance(given, os.PathLike):
+        follow = f"load it first: install(feature_of_file({os.fspath(given)!r})), of balance_patcher.loading"
+    elif isinstance(given, (list, tuple, set, frozenset)):
+        follow = "call install() for each of them; those that share a function are bound as one"
+    else:
+        follow = 'write install("NAME"), or give it a Feature'
+    return refuse("BP007", f"install() takes a feature or its name, not {type(given).__name__}", next=follow)
 
 
 def _sharing(features: Sequence[Feature]) -> list[Installation]:
@@ -95,6 +116,7 @@ def _install(feature: Feature, *, classes_only: bool = False, then: Then | None 
             if installation.mark != mark:
                 _refuse_any(overwritten(installation))
             _INSTALLED[installation.feature.name] = installation
+            _WAS_HERE.update(part.name for part in installation.feature.parts or (installation.feature,))
         except BaseException:
             if done is None:
                 _INSTALLED.pop(installation.feature.name, None)
@@ -154,17 +176,21 @@ def _complete(installation: Installation, features: Sequence[Feature], then: The
     return installation
 
 
-def uninstall(name: str) -> None:
+def uninstall(feature: Feature | str) -> None:
     """Put everything back that :func:`install` changed: the identical objects and bases.
 
     Features with which it was bound as one are bound anew without it.
 
     Raises:
-        PatchError: BP606 and BP607, if somebody has changed it since; then nothing is put back.
+        PatchError: BP606 and BP607, if somebody has changed it since; then nothing is put back. BP003, if there is
+            no feature of that name; of one that is not installed there is nothing to put back.
     """
+    name = feature.name if isinstance(feature, Feature) else feature
     with _LOCK:
         installation = bound(name)
         if installation is None:
+            if name not in _WAS_HERE:
+                find_feature(name)
             return
         rest = [part for part in installation.feature.parts if part.name != name]
         _take_out(installation)

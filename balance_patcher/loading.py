@@ -14,12 +14,19 @@ from .feature import Feature
 from .registry import find_feature
 
 
-def feature_of_file(file: Path) -> Feature:
+def feature_of_file(file: Path | str) -> Feature:
     """The ``FEATURE`` of a file; the file is run.
 
     Raises:
-        PatchError: BP514, if it cannot be read; BP001, BP002, if it declares no feature, or a wrong one.
+        PatchError: BP007, if it is no path; BP514, if it cannot be read; BP001, BP002, if it declares no feature, or
+            a wrong one.
     """
+    if not isinstance(file, (str, Path)):
+        raise refuse(
+            "BP007", f"feature_of_file() takes the path of a file, not {type(file).__name__}",
+            next='call it as feature_of_file("my_feature.py")',
+        )  # fmt: skip
+    file = Path(file)
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

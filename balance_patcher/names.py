@@ -186,13 +186,14 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
         taken = "the function" if meant in scope.everywhere else "the module" if meant in scope.module else ""
         if taken:
             line = scope.line_of(name)
+            meant = "" if name in scope.module else "; if upstream's own is meant, let the anchor bind it, `$NAME`"
             yield _failure(
                 "BP301",
                 f"{name!r}, which delta {step.delta.name!r} puts in, is used in {taken}",
                 target,
                 placement,
                 line,
-                f"rename it in {step.delta.declared}",
+                f"rename it in {step.delta.declared}{meant}",
                 ("nearest", _line(target.text, line)),
             )
     yield from _bound_twice(plan, placement, step, fresh, target)

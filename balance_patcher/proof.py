@@ -16,6 +16,7 @@ from functools import lru_cache, partial, partialmethod
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from .byname import COMPOSE, composable
 from .errors import Failure, PatchError
 from .source import ModuleText
 
@@ -222,7 +223,9 @@ def _wrapped(target: tuple[str, str], foreign: list[object]) -> Failure:
 
 def _or_keep(*foreign: object) -> str:
     names = [in_module(function) for function in foreign if isinstance(function, FunctionType)]
-    return f"or ask for both: BALANCE_PATCHER_COMPOSE={','.join(names)}" if names else "or switch one of the two off"
+    if names and all(map(composable, names)):
+        return f"or ask for both: {COMPOSE}={','.join(names)}"
+    return "or switch one of the two off"
 
 
 def _edited(target: tuple[str, str], qualname: str, function: FunctionType) -> Failure:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .distributions import Offer, load, offers
-from .errors import Failure, PatchError
+from .errors import Failure, PatchError, did_you_mean
 from .feature import Feature
 
 
@@ -146,5 +146,11 @@ def find_feature(name: str) -> Feature:
 
 
 def _unknown(name: str) -> Failure:
-    known = ", ".join([*(feature.name for feature in features()), *(offer.name for offer in offers())])
-    return Failure("BP003", f"there is no feature {name!r}", f"use one of: {known}")
+    known = known_names()
+    next_step = did_you_mean(name, known, f"use one of: {', '.join(known)}")
+    return Failure("BP003", f"there is no feature {name!r}", next_step)
+
+
+def known_names() -> list[str]:
+    """What can be asked for by name, ours first; nothing is imported for it."""
+    return [*(feature.name for feature in features()), *(offer.name for offer in offers())]

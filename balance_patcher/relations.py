@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from .errors import Failure
+from .errors import Failure, did_you_mean
 from .feature import Feature
 
 
@@ -58,6 +58,28 @@ def lacking(feature: Feature, there: Collection[str], wanted: Sequence[Feature])
             what, next_step = "which nobody asks for", f"ask for {name!r} too, or switch {feature.name!r} off"
         rows = (("declared", declared(feature)),)
         failures.append(Failure("BP708", f"{feature.name!r} needs {name!r}, {what}: {why}", next_step, rows))
+    return tuple(failures)
+
+
+def unknown(features: Sequence[Feature], known: Collection[str]) -> tuple[Failure, ...]:
+    """What features say of others that there are not: a need that nobody can meet, and what looks like a slip.
+
+    Another distribution's feature may be excluded, or come first, without being there.
+    """
+    failures = []
+    for feature in features:
+        rows = (("declared", declared(feature)),)
+        for name, why in feature.needs.items():
+            if name not in known:
+                what = f"{feature.name!r} needs {name!r}, which there is not: {why}"
+                next_step = did_you_mean(name, known, "install what brings it, or mend `needs`")
+                failures.append(Failure("BP708", what, next_step, rows))
+        for field, named in (("conflicts", feature.conflicts), ("after", feature.after)):
+            for name in named:
+                near = did_you_mean(name, known, "")
+                if name not in known and near:
+                    what = f"`{field}` of {feature.name!r} speaks of {name!r}, which there is not"
+                    failures.append(Failure("BP003", what, f"{near}mend the declaration", rows))
     return tuple(failures)
 
 

@@ -89,7 +89,11 @@ class FeatureReport:
 
 @dataclass
 class LaneReport:
-    """One lane."""
+    """One lane.
+
+    Attributes:
+        vllm: Whether it is one; else it holds what is wrong with declarations, and is not counted.
+    """
 
     name: str
     source: str
@@ -98,6 +102,7 @@ class LaneReport:
     pin: Pin | None = None
     features: list[FeatureReport] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    vllm: bool = True
 
     @property
     def all_failures(self) -> list[Failure]:
@@ -152,9 +157,10 @@ class Report:
         if not clauses:
             return f"All deltas hold on {_count(len(self.lanes), 'lane')}."
         # Of several clauses the last one's count would be read as that of all.
-        bad = sum(lane.outcome is not Outcome.HOLDS for lane in self.lanes)
+        lanes = [lane for lane in self.lanes if lane.vllm]
+        bad = sum(lane.outcome is not Outcome.HOLDS for lane in lanes)
         count = f"{bad} of " if len(clauses) == 1 else "of "
-        return f"{'. '.join(clauses)} ({count}{_count(len(self.lanes), 'lane')})."
+        return f"{'. '.join(clauses)} ({count}{_count(len(lanes), 'lane')})."
 
 
 def _count(number: int, noun: str) -> str:

@@ -106,7 +106,7 @@ class InstalledSource(DirSource):
         if spec is None or not spec.submodule_search_locations:
             raise refuse(
                 "BP512", "this Python has no package `vllm`",
-                next="run it with the Python that has vLLM, or name another lane: " + FORMS,
+                next="run it with the Python that has vLLM, or name another lane: " + REMOTE_FORMS,
             )  # fmt: skip
         super().__init__("installed", Path(next(iter(spec.submodule_search_locations))).parent)
 

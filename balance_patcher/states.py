@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .environment import EntryPoint, Switch, Vllm
-from .errors import Failure
+from .errors import Failure, did_you_mean
 from .feature import LaunchPath
 from .origins import Origin
 
@@ -43,6 +43,7 @@ class DeltaState:
         file: Upstream's file that it stands in, with its ``line``.
         declared: The line of the declaration.
         digest: Over the declaration: equal where the same is declared.
+        remove_when: What must be true upstream so that it can go.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DeltaState:
     line: int | None
     declared: str
     digest: str
+    remove_when: str
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ class Status:
         for feature in self.features:
             if feature.name == name:
                 return feature
-        raise KeyError(name)
+        known = [feature.name for feature in self.features]
+        raise KeyError(f"there is no feature {name!r}: {did_you_mean(name, known, f'use one of: {known}')}")
 
 
 def plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from .delta import APART
 from .errors import Failure, Outcome
 from .feature import Feature
 from .marked import marked_diff, marked_through, shared, sign_of
-from .plan import make_plan
+from .plan import Plan, make_plan
 from .report import FeatureReport, LaneReport, Report, footer, place
 from .rewrite import Rewrite
 from .source import Lane
@@ -153,7 +153,13 @@ def show_features(lane: Lane, features: Sequence[Feature], only: str | None, con
     Raises:
         PatchError: If a feature cannot be placed on the lane.
     """
-    parts = [part for feature in features for part in _parts(lane, feature, only, mode)]
+    parts = []
+    for feature in features:
+        plan = make_plan(lane, feature)
+        own = list(_parts(plan, only, mode))
+        if not own:
+            _nothing_to_show(plan, only, console)
+        parts += own
     for at, (name, text, first) in enumerate(parts):
         if at and mode != "diff":
             console.print()
@@ -165,9 +171,22 @@ def show_features(lane: Lane, features: Sequence[Feature], only: str | None, con
             _code(console, text, "python" if mode == "text" else "diff", first)
 
 
-def _parts(lane: Lane, feature: Feature, only: str | None, mode: str) -> Iterator[tuple[str, str, int]]:
+def _nothing_to_show(plan: Plan, only: str | None, console: Console) -> None:
+    """Why nothing is put in: for each delta what was recognised instead, and where."""
+    lines = [f"# {only or plan.feature.name}: nothing is put in on {plan.lane.name}, because"]
+    for placement in plan.placements:
+        if only in (None, placement.delta.target):
+            variant = placement.variant
+            why = placement.why if variant is None else variant.note or variant.name
+            where = placement.target.where(placement.target.node) if placement.target is not None else ""
+            where = f"{where.rpartition(':')[0]}:{placement.line}" if where and placement.line else where
+            lines.append(f"#   {placement.delta.name} is {placement.status}: {why}{f'   ({where})' if where else ''}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _parts(plan: Plan, only: str | None, mode: str) -> Iterator[tuple[str, str, int]]:
     """Target, text and number of its first line; 0 for a diff that is marked."""
-    plan = make_plan(lane, feature)
     rewrites, compiled = compile_plan(plan)
     edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, APART) for s in steps)}
     for result in rewrites.values():

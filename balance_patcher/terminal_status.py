@@ -27,7 +27,7 @@ def print_status(status: Status, console: Console) -> None:
     width = console.width if console.is_terminal else None
     lines = [*_environment(status, width), Text()]
     for feature in status.features:
-        lines += [*_feature(feature, width), Text()]
+        lines += [*_feature(feature, width, vllm=bool(status.vllm.place)), Text()]
     failures = [*status.failures, *(failure for feature in status.features for failure in feature.failures)]
     for failure in failures:
         lines += [*(Text(line) for part in str(failure).split("\n") for line in folded(part, width, 12)), Text()]
@@ -76,7 +76,15 @@ def _stands_in(done: TakeOverState) -> str:
 # -- a feature -------------------------------------------------------------------------------
 
 
-def _feature(feature: FeatureState, width: int | None) -> Iterator[Text]:
+def _absent(target: TargetState, feature: FeatureState, *, vllm: bool) -> str:
+    """What is said of a target that was not found: not an error where there is none to find."""
+    if not vllm:
+        return "no vLLM here"
+    statuses = {delta.status for delta in feature.deltas if delta.target == target.name}
+    return "not found" if statuses & {"failed", "applied"} else "not in this vLLM, and not needed"
+
+
+def _feature(feature: FeatureState, width: int | None, *, vllm: bool) -> Iterator[Text]:
     state = "active" if feature.active else "installed" if feature.installed else "declared"
     colour = {"active": "green", "installed": "yellow"}.get(state, "cyan")
     yield Text.assemble((f"{feature.name}  {feature.declared}  digest {feature.digest}", "bold"), "  ", (state, colour))
@@ -86,11 +94,11 @@ def _feature(feature: FeatureState, width: int | None) -> Iterator[Text]:
     rows += [("needs", f"{other.feature}: {other.why}") for other in feature.needs]
     rows += [("excludes", f"{other.feature}: {other.why}") for other in feature.conflicts]
     rows += [("comes after", ", ".join(feature.after))] if feature.after else []
-    rows += [("can go when", text) for text in feature.remove_when]
+    rows += [("can go when", text) for text in _remove_when(feature)]
     rows += [(f"decision {made.engine}", made.reason) for made in feature.decisions]
     rows += [("running", f"digest {feature.running}")] if feature.running else []
     rows += [("ranks", ", ".join(f"{r.rank} (host={r.host} pid={r.pid})" for r in feature.ranks))] * bool(feature.ranks)
-    rows += [("target", _target(target)) for target in feature.targets]
+    rows += [("target", _target(target, _absent(target, feature, vllm=vllm))) for target in feature.targets]
     rows += [("bound", _bound(binding)) for binding in feature.bindings]
     rows += [("rebased", text) for text in feature.rebased]
     rows += [("stale", f"{name} still means what was replaced") for name in feature.stale]
@@ -111,9 +119,17 @@ def _table(deltas: Sequence[DeltaState]) -> Iterator[Text]:
         yield line
 
 
-def _target(target: TargetState) -> str:
-    where = f"{short(target.file)}:{target.line}" if target.file else "not found"
-    told = f"{target.name}  {where}  digest {target.digest or 'unknown'}"
+def _remove_when(feature: FeatureState) -> list[str]:
+    """For each reason the deltas that can go then, by what is their own in the name; of a single delta without it."""
+    reasons: dict[str, list[str]] = {}
+    for delta in feature.deltas:
+        reasons.setdefault(delta.remove_when, []).append(delta.name.partition(".")[2])
+    return [f"{', '.join(names)}: {why}" if len(feature.deltas) > 1 else why for why, names in reasons.items()]
+
+
+def _target(target: TargetState, there: str) -> str:
+    where = f"{short(target.file)}:{target.line}" if target.file else there
+    told = f"{target.name}  {where}" + (f"  digest {target.digest}" if target.digest else "")
     if not target.imported:
         return f"{told}  not imported here"
     return f"{told}  runs {target.now}{_around(target.around)}"

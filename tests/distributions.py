@@ -33,13 +33,18 @@ def put(site: Path, name: str, points: Mapping[str, str], files: Mapping[str, st
 
 
 def put_example(site: Path) -> Path:
-    """The documented example, ``tests/packages/step-tally``, as its ``pyproject.toml`` says."""
+    """The documented example, ``tests/packages/step-tally``."""
+    return put_project(site, PACKAGES / "step-tally")
+
+
+def put_project(site: Path, folder: Path) -> Path:
+    """The distribution of a project's folder, as its ``pyproject.toml`` says."""
     import tomllib
 
-    project = tomllib.loads((PACKAGES / "step-tally" / "pyproject.toml").read_text())
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
     files = {f"{name}.py": "" for name in project["tool"]["setuptools"]["py-modules"]}
     told = project["project"]
     info = put(site, told["name"], told["entry-points"][GROUP], files, told["version"])
     for name in files:
-        shutil.copy(PACKAGES / "step-tally" / name, site / name)
+        shutil.copy(folder / name, site / name)
     return info

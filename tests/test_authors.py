@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from balance_patcher.byname import operators
 from tests.authors import FILE, GUIDE, block, blocks, commands, edit
 from tests.conftest import ROOT
+from tests.distributions import put_project
 
 Done = subprocess.CompletedProcess[str]
 
 
-def call(folder: Path, command: list[str]) -> Done:
-    """One command of the guide, in the author's folder, with the checkout's package."""
+def call(folder: Path, command: list[str], *more: Path) -> Done:
+    """One command of the guide, in the author's folder, with the checkout's package and what else is on the path."""
     assert command[0] == "python"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *more))), "COLUMNS": "300"}
     return subprocess.run(
         [sys.executable, *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -112,6 +115,33 @@ def test_in_the_checkout_it_is_found_and_its_examples_are_tests(shared: Path, tm
     assert "6 passed" in done.stdout
 
 
+def test_as_a_distribution_it_is_found_and_its_examples_are_run(shared: Path, tmp_path: Path) -> None:
+    """As an installer leaves what the guide's own `pyproject.toml` describes."""
+    project, site, elsewhere = (tmp_path / name for name in ("project", "site", "elsewhere"))
+    project.mkdir(), site.mkdir(), elsewhere.mkdir()
+    shutil.copy(shared / FILE, project)
+    edit(project, "8.")
+    (project / "pyproject.toml").write_text(block("1.", "toml") + "\n" + block("9.", "toml"))
+    (elsewhere / "pyproject.toml").write_text(block("1.", "toml"))
+    install, verify, _ = commands("9.")
+    assert install == ["python", "-m", "pip", "install", "."]
+    put_project(site, project)
+    done = call(elsewhere, verify, site)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^  say_preempted.schedule +applied ", done.stdout, re.MULTILINE)
+    (site / FILE).write_text((site / FILE).read_text().replace('code="BP104"', 'code="BP105"'))
+    done = call(elsewhere, verify, site)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.count("BP808 example does not hold: REFUSES, item ") == 2
+    assert "is refused with BP104, and BP105 is declared" in done.stdout
+
+
+def test_what_asks_for_it_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, (setting, *_) = commands("9.")
+    monkeypatch.setenv(*setting.split("="))
+    assert operators() == ("say_preempted",)
+
+
 def test_a_lane_with_nothing_like_it_says_what_the_guide_shows(folder: Path) -> None:
     (command,) = commands("When a lane")
     done = call(folder, command)
@@ -131,7 +161,7 @@ def test_no_block_is_left_out() -> None:
     """Every block of the guide is used above, or in the lane tests: the Python blocks of the sixth step."""
     kinds = [language for part in GUIDE.split("\n## ")[1:] for language, _ in blocks(part.splitlines()[0])]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "toml": 1, "console": 9, "text": 5, "diff": 4, "python": 2,
+        "toml": 2, "console": 11, "text": 5, "diff": 4, "python": 2,
     }  # fmt: skip
 
 

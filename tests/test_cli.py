@@ -377,7 +377,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_result(
     assert run("verify", good, "--report", f"json:{tmp_path}/file/x") == 3
     told = capsys.readouterr()
     assert "All deltas hold" in told.out
-    assert "BP515 report cannot be written: " in told.err
+    assert "BP515 file cannot be written: " in told.err
     assert run("verify", broken, "--report", f"json:{tmp_path}/file/x") == 1
 
 

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 
-from balance_patcher.build import compile_plan
-from balance_patcher.delta import Delta
 from balance_patcher.errors import PatchError
-from balance_patcher.feature import Example, Feature, Refusal
-from balance_patcher.plan import make_plan
+from balance_patcher.examples import becomes
+from balance_patcher.feature import Example, Refusal
 from balance_patcher.registry import delta_modules, features
-from balance_patcher.source import Lane
 
 EXAMPLES = [example for module in delta_modules() for example in getattr(module, "EXAMPLES", ())]
 REFUSES = [refusal for module in delta_modules() for refusal in getattr(module, "REFUSES", ())]
 DELTAS = {delta.name: (feature, delta) for feature in features() for delta in feature.deltas}
 
 
-def alone(name: str) -> Feature:
-    """The feature of one delta with all others left out."""
-    feature, delta = DELTAS[name]
-    adds = tuple(addition for addition in feature.adds if addition.module == delta.module)
-    return replace(feature, deltas=(delta,), invariants=(), adds=adds)
-
-
-def lane_of(text_lane: Callable[..., Lane], delta: Delta, text: str) -> Lane:
-    return text_lane({delta.module.replace(".", "/") + ".py": text, "vllm/__init__.py": ""})
-
-
-def unmarked(text: str) -> str:
-    return re.sub(r"  # bp: [\w.-]+$", "", text, flags=re.MULTILINE)
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.delta}-{EXAMPLES.index(e)}")
-def test_an_example_becomes_what_it_says(example: Example, text_lane: Callable[..., Lane]) -> None:
-    _, delta = DELTAS[example.delta]
-    plan = make_plan(lane_of(text_lane, delta, example.before), alone(example.delta))
-    _, compiled = compile_plan(plan)
-    assert [unmarked(item.text).strip() for item in compiled] == [example.after.strip()]
+def test_an_example_becomes_what_it_says(example: Example) -> None:
+    feature, _ = DELTAS[example.delta]
+    assert becomes(feature, example) == example.after.strip()
 
 
 @pytest.mark.parametrize("refusal", REFUSES, ids=lambda r: f"{r.delta}-{r.code}-{REFUSES.index(r)}")
-def test_a_refusal_is_refused_by_its_id(refusal: Refusal, text_lane: Callable[..., Lane]) -> None:
-    _, delta = DELTAS[refusal.delta]
-    plan = make_plan(lane_of(text_lane, delta, refusal.before), alone(refusal.delta))
+def test_a_refusal_is_refused_by_its_id(refusal: Refusal) -> None:
+    feature, delta = DELTAS[refusal.delta]
     with pytest.raises(PatchError) as caught:
-        compile_plan(plan)
+        becomes(feature, refusal)
     assert [failure.code for failure in caught.value.failures] == [refusal.code]
     assert delta.declared in str(caught.value)
 

@@ -35,6 +35,7 @@ from balance_patcher.invariants import check_invariants
 from balance_patcher.lanes import lane_named
 from balance_patcher.lines import comments_of, offset, physical_lines
 from balance_patcher.matching import Mismatch, same
+from balance_patcher.outputs import write as put
 from balance_patcher.pattern import compile_pattern
 from balance_patcher.plan import Placement, make_plan
 from balance_patcher.render import head
@@ -327,10 +328,7 @@ def write(
     if output is None:
         typer.echo(patch, nl=False)
     else:
-        try:
-            output.write_bytes(patch)
-        except OSError as error:
-            raise refuse("BP515", f"{output}: {error.strerror}", next="check the path and its rights") from error
+        put(output, patch)
     place = f"{short(seam.before.display)}:{seam.line}"
     typer.echo(f"{spec.name}: {place}  `{seam.compared}`  is asked of {NAME}()", err=True)
 
