@@ -13,8 +13,10 @@ from types import FunctionType
 from typing import Any
 
 from .addition import Addition
+from .beneath import attribute
 from .errors import Failure, refuse
 from .names import ClassChain, known_in
+from .origins import MISSING
 from .plan import Plan
 from .proof import compile_text, place_of
 from .source import ModuleText
@@ -115,10 +117,11 @@ def make_additions(plan: Plan, live: Any) -> tuple[dict[str, object], dict[str, 
     for addition in adds(plan):
         owner = live(addition.owner if addition.class_name else f"{addition.module}:")
         for name in addition.names:
-            if hasattr(owner, name):
+            there = attribute(owner, name)
+            if there is not MISSING:
                 raise refuse(
                     "BP301", f"{name!r}, which is to be added to {addition.owner}, is there already: "
-                    f"{place_of(getattr(owner, name))}", *_rows(addition),
+                    f"{place_of(there)}", *_rows(addition),
                     next="find out who put it there; let one of the two go, or derive from the class instead",
                 )  # fmt: skip
         filename = added_file(addition)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from .beneath import attribute, replaced
 from .build import Built
 from .errors import Failure
 from .feature import Feature
@@ -66,7 +68,7 @@ class Installation:
     def __post_init__(self) -> None:
         for base in self.built.classes:
             module, _, name = base.partition(":")
-            self.upstream[base] = getattr(importlib.import_module(module), name)
+            self.upstream[base] = attribute(importlib.import_module(module), name)
             self.own |= {cls: dict(vars(cls)) for cls in self.ours(base)}
 
     def __repr__(self) -> str:
@@ -105,6 +107,20 @@ class Installation:
     def mark(self) -> Mark:
         """How far it is bound, so that a transaction can be rolled back to it."""
         return len(self.bindings), len(self.rebased), frozenset(self.hooked)
+
+
+# Our classes that are bound no more. A scheduler may be an object of one, and it goes on deriving from upstream's.
+_RETIRED: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def retire(installation: Installation) -> None:
+    """Note that the classes of an installation are bound no more."""
+    _RETIRED.update(installation.own)
+
+
+def retired(cls: type) -> bool:
+    """Whether it is a class of ours that is bound no more, or is being replaced."""
+    return cls in _RETIRED or cls in replaced()
 
 
 # -- reading back ----------------------------------------------------------------------------
@@ -172,7 +188,7 @@ def overwritten(installation: Installation) -> Iterator[Failure]:
         above = installation.ours(base)
         loaded: list[type] = upstream.__subclasses__()
         for subclass in loaded:
-            if subclass not in above:
+            if subclass not in above and not retired(subclass):
                 yield _changed(installation, f"{base}: subclass {named(subclass)}", upstream)
 
 

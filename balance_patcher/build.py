@@ -19,6 +19,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from .adding import check_additions, make_additions
+from .beneath import attribute, member
 from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
 from .feature import CalledOnce, Feature
@@ -26,7 +27,7 @@ from .foreign import Moved, as_method, callable_there, move
 from .invariants import check_invariants
 from .lines import physical_lines
 from .names import check_names
-from .origins import genuine
+from .origins import MISSING, genuine
 from .plan import Plan, in_order, make_plan
 from .proof import compile_text, find_code, first_line, prove, take
 from .rewrite import Rewrite, rewrite
@@ -284,9 +285,10 @@ def _live(name: str, target: str = "") -> Any:
             next="run it with the Python that has vLLM, and mend that import first",
         ) from error  # fmt: skip
     for part in filter(None, qualname.split(".")):
-        if not hasattr(found, part):
+        inner = attribute(found, part)
+        if inner is MISSING:
             raise _gone(target or name, part, found)
-        found = getattr(found, part)
+        found = inner
     return found
 
 
@@ -295,9 +297,10 @@ def _live_member(name: str) -> object:
     module, _, qualname = name.partition(":")
     outer, _, last = qualname.rpartition(".")
     owner = genuine(_live(f"{module}:{outer}", name))
-    if last not in vars(owner):
+    found: object = member(owner, last)
+    if found is MISSING:
         raise _gone(name, last, owner)
-    return vars(owner)[last]
+    return found
 
 
 def _gone(name: str, part: str, owner: Any) -> PatchError:

@@ -9,63 +9,37 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from . import ranks, reminder
+from .around import Around, around
 from .bindings import Installation
 from .build import no_collection
 from .byname import asked_by_name, composed_with
 from .compose import overlapping
-from .decided import record
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .installation import install_together, installed
+from .installation import bound_features, install_together, installed
+from .outcome import LOCK, Decision, decisions, keep, unbind, unmake
 from .plan import make_plan
 from .readback import effective, told_on
 from .registry import broken, features, of_others, suspected
 from .relations import excluding, groups_in_turn, lacking
 from .source import InstalledSource, Lane
 from .takeover import left_alone
-from .wanted import BY_CALL, decided_in, idle, rule_of, who_asks
+from .wanted import LEFT, bound_by, decided_in, idle, rule_of, who_asks
 from .watchdog import threshold
 
-_LOCK = threading.RLock()
+__all__ = ["Decision", "ExcludedError", "decide", "decisions", "stops", "switch", "unmake"]
+
 _logger = logging.getLogger("vllm.balance_patcher")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was decided for one feature in one engine, and why.
-
-    Attributes:
-        feature: Its name.
-        active: Whether it runs in this engine.
-        reason: A sentence: who asked for it, or why it is off.
-        failures: What stood against it, where it was asked for and could not be had.
-        source: Who asked for it; ``None`` where nobody did.
-    """
-
-    feature: str
-    active: bool
-    reason: str
-    failures: tuple[Failure, ...] = ()
-    source: str | None = None
 
 
 class ExcludedError(PatchError, ValueError):
     """A feature is asked for together with what excludes it: the configuration is wrong, not the vLLM."""
-
-
-_DECISIONS: list[tuple[Decision, ...]] = []
-
-
-def decisions() -> list[tuple[Decision, ...]]:
-    """Every decision of this process: one tuple for each engine, one decision for each feature."""
-    return list(_DECISIONS)
 
 
 def switch(name: str, values: tuple[str, ...], default: str) -> str:
@@ -80,7 +54,7 @@ def switch(name: str, values: tuple[str, ...], default: str) -> str:
     return value
 
 
-def _stops() -> bool:
+def stops() -> bool:
     """Whether an engine that cannot have what it asks for is to stop."""
     return switch("BALANCE_PATCHER_ON_FAILURE", ("stop", "off"), "stop") == "stop"
 
@@ -105,11 +79,14 @@ def decide(engine: Any, vllm_config: Any, process: str = "engine") -> tuple[Deci
     for failure in broken():
         _logger.error("%s", failure)
     _refuse_if_asked_of_a_broken_file(vllm_config)
-    with _LOCK:
-        made = _decide_all(engine, vllm_config, process)
-        for decision in made:
-            record(vllm_config, decision.feature, active=decision.active)
-        _DECISIONS.append(made)
+    with LOCK:
+        before = {feature.name for feature in bound_features()}
+        try:
+            made, relying = _decide_all(engine, vllm_config, process)
+        except BaseException:
+            unbind(_bound_since(before), vllm_config)
+            raise
+        keep(made, vllm_config, process, _bound_since(before))
     for decision in made:
         # What is on is told by `confirm`: nothing is, before the engine is there.
         if not decision.active and not decision.failures:
@@ -117,16 +94,22 @@ def decide(engine: Any, vllm_config: Any, process: str = "engine") -> tuple[Deci
     _warn_of_unplaced([decision.feature for decision in made if decision.source is None])
     try:
         _stop_or_remind(engine, vllm_config, [decision for decision in made if decision.failures])
+        if relying:  # the engine core has it on already: no switch helps
+            raise PatchError(*relying)
     except PatchError as error:
         unmake(made, vllm_config, error)
         raise
     return made
 
 
+def _bound_since(before: Collection[str]) -> list[str]:
+    return [feature.name for feature in bound_features() if feature.name not in before]
+
+
 def _refuse_if_asked_of_a_broken_file(vllm_config: Any) -> None:
     """A file of ours that cannot be imported declares nothing; a key that it speaks of may still ask for it."""
     suspects = suspected(_words(getattr(vllm_config, "additional_config", None))) if broken() else ()
-    if suspects and _stops():
+    if suspects and stops():
         raise PatchError(*suspects)
 
 
@@ -142,8 +125,8 @@ def _stop_or_remind(engine: Any, vllm_config: Any, failed: list[Decision]) -> No
     if not failed:
         return
     failures = [failure for decision in failed for failure in decision.failures]
-    ranks.leave([decision.feature for decision in failed], engine, vllm_config, stops=_stops())
-    if _stops():
+    ranks.leave([decision.feature for decision in failed], engine, vllm_config, stops=stops())
+    if stops():
         excluded = all(failure.code == "BP701" for failure in failures)
         raise (ExcludedError if excluded else PatchError)(*failures)
     lines = [f"{d.feature}: still OFF because it cannot run: {d.failures[0].headline}" for d in failed]
@@ -171,39 +154,44 @@ def _warn_of_unplaced(names: list[str]) -> None:
         _logger.warning("could not be switched on with this vLLM, and is off: %s", "; ".join(told))
 
 
-def unmake(made: tuple[Decision, ...], vllm_config: Any, error: BaseException) -> None:
-    """The engine that was decided on was not built, or was refused: nothing is on in it."""
-    why = error.failures[0].headline if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
-    with _LOCK:
-        again = tuple(
-            replace(decision, active=False, reason=f"{decision.feature}: OFF because the engine was not built: {why}")
-            if decision.active
-            else decision
-            for decision in made
-        )
-        _DECISIONS[:] = [again if known is made else known for known in _DECISIONS]
-        for decision in again:
-            record(vllm_config, decision.feature, active=decision.active)
+def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[tuple[Decision, ...], tuple[Failure, ...]]:
+    """One decision for each feature; what is to be on is installed, those that share a function together.
 
-
-def _decide_all(engine: Any, vllm_config: Any, process: str) -> tuple[Decision, ...]:
-    """One decision for each feature; what is to be on is installed, those that share a function together."""
+    And what features that are on elsewhere need of those that are off here.
+    """
     named = asked_by_name(vllm_config)
     others, lost = of_others(named)
     known = decided_in(process, others)
     found = {feature.name: _asked(feature, engine, vllm_config) for feature in known}
-    wanted = [feature for feature in known if isinstance(found[feature.name], str)]
+    wanted = [feature for feature in known if isinstance(found[feature.name], str) and found[feature.name] != LEFT]
     if wanted:
         _check_switches(wanted, engine, vllm_config)
     sources = {feature.name: str(found[feature.name]) for feature in wanted}
-    asked = _Asked(engine, vllm_config, wanted, sources)
+    here = [feature for feature in known if _source(found[feature.name]) is not None]
+    asked = _Asked(engine, vllm_config, wanted, sources, around(process, vllm_config, others, here))
     asked.made |= {name: answer for name, answer in found.items() if isinstance(answer, Decision)}
+    asked.made |= {name: _left(name) for name, answer in found.items() if answer == LEFT}
     asked.made |= {name: _off(name, failures, named[name]) for name, failures in lost.items()}
-    for name, failures in excluding(wanted, sources).items():
+    for name, failures in excluding(wanted, sources, asked.around.beside(wanted)).items():
         _refused(next(feature for feature in wanted if feature.name == name), failures, asked)
     for group in groups_in_turn(overlapping([feature for feature in wanted if feature.name not in asked.made])):
         _switch_on(group, asked)
-    return tuple(asked.made[name] for name in (*(feature.name for feature in known), *lost))
+    for feature in (feature for feature in known if found[feature.name] == LEFT):
+        for failure in asked.lacks(feature):
+            _logger.warning("%s; %s", asked.made[feature.name].reason, failure.headline)
+    relying = [failure for feature in asked.around.relying() for failure in asked.lacks(feature, elsewhere=True)]
+    return tuple(asked.made[name] for name in (*(feature.name for feature in known), *lost)), tuple(relying)
+
+
+def _source(answer: Decision | str) -> str | None:
+    """Who asks for a feature, of what was found out about it; an engine of before does not."""
+    source = answer.source if isinstance(answer, Decision) else answer
+    return None if source == LEFT else source
+
+
+def _left(name: str) -> Decision:
+    """In place for an engine of before: nobody asks for it, and it runs."""
+    return Decision(name, active=True, reason=f"{name}: ON, in place in this process since {LEFT}", source=LEFT)
 
 
 @dataclass
@@ -214,13 +202,37 @@ class _Asked:
     vllm_config: Any
     wanted: Sequence[Feature]
     sources: Mapping[str, str]
+    around: Around
     made: dict[str, Decision] = field(default_factory=dict)
+
+    def lacks(self, feature: Feature, group: Sequence[Feature] = (), *, elsewhere: bool = False) -> tuple[Failure, ...]:
+        """Which features one needs and has not.
+
+        Args:
+            feature: It.
+            group: Those that are to be switched on with it.
+            elsewhere: Whether it was decided in another process; what it needs of its own kind was looked at there.
+        """
+        on = {name for name, decision in self.made.items() if decision.active}
+        on |= {other.name for other in group}
+        made = {name: decision for name, decision in self.made.items() if decision.source and not decision.active}
+        off = {name: f"which is off: {_why(decision)}" for name, decision in made.items()}
+        open_ = [name for name in feature.needs if name not in on]
+        there, beside = self.around.there(open_, may_go_without=bool(self.wanted) and not stops())
+        if elsewhere:
+            there |= {name for name in open_ if name not in self.made}
+        return lacking(feature, on | there, self.wanted, off | beside)
+
+
+def _why(decision: Decision) -> str:
+    """Why a feature is off, after its name."""
+    return decision.failures[0].headline if decision.failures else decision.reason.partition(" because ")[2]
 
 
 def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
     """A bad value is told before it is needed, and stops: also the other ranks, because what to do is not known."""
     try:
-        _stops(), threshold(), composed_with()
+        stops(), threshold(), composed_with()
     except PatchError as error:
         for feature in wanted:
             ranks.tell(feature, engine, vllm_config, error.failures[0].headline)
@@ -255,7 +267,7 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
         reason = f"{feature.name}: OFF because {left}"
         return Decision(feature.name, active=False, reason=reason, source=source)
     if source is None and feature.runtime is None and installed(feature.name) is not None:
-        return BY_CALL  # in place, and no class of its own that could be switched off: where it is bound it is on
+        return bound_by(feature.name)  # it has no class of its own that could be off: where it is bound it is on
     if source is None:
         reason = f"{feature.name}: OFF because the configuration does not ask for it"
         return Decision(feature.name, active=False, reason=reason)
@@ -278,9 +290,8 @@ def _looked_at(feature: Feature, engine: Any, vllm_config: Any) -> Decision | st
 
 def _switch_on(group: Sequence[Feature], asked: _Asked) -> None:
     """Install features that share a function; where they cannot be together, each that can is, in their order."""
-    there = {name for name, decision in asked.made.items() if decision.active} | {feature.name for feature in group}
     for feature in group:
-        failures = lacking(feature, there, asked.wanted)
+        failures = asked.lacks(feature, group)
         if failures:
             _refused(feature, failures, asked)
             _switch_on([other for other in group if other is not feature], asked)

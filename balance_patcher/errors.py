@@ -122,7 +122,7 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP608": ("declared but not installed", _B),
     "BP609": ("what runs is not what is declared", _B),
     "BP610": ("bound with another project's module", _B),
-    "BP611": ("engine core did not ask", _B),
+    "BP611": ("engine core or worker did not ask", _B),
     "BP612": ("foreign function cannot be composed with", _B),
     # enabling it in an engine
     "BP701": ("configuration excludes the feature", _B),

@@ -9,21 +9,20 @@ order, and its functions once an engine has asked for it: two transactions, one 
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
-from .bindings import Binding, Installation, Mark, bypassed, kept_by_others, named, overwritten, runs, stale, wrapped
-from .build import build
+from .beneath import Replaced, beneath
+from .bindings import Installation, bypassed, kept_by_others, overwritten, retire, stale, wrapped
+from .build import build, show
 from .compose import compose, overlapping
 from .errors import Failure, PatchError, refuse
 from .feature import Feature
-from .origins import MISSING, genuine
 from .registry import find_feature
 from .standin import Bind
+from .steps import NOTHING, bind, class_steps, cover_again, hook_steps, let_go, roll_back, uncover
 
 __all__ = [
     "Installation",
@@ -37,28 +36,48 @@ __all__ = [
     "wrapped",
 ]
 
-_LOCK = threading.RLock()
+#: Held while anything is bound; who looks at what is bound, and goes by it, holds it too.
+LOCK = threading.RLock()
 _INSTALLED: dict[str, Installation] = {}
 #: The names of all that was ever bound here: a second `uninstall` of one that is declared nowhere is no error.
 _WAS_HERE: set[str] = set()
+#: The features that somebody has installed by a call of his own; all others were, for an engine that asked for them.
+_CALLED: set[str] = set()
 #: A last step of a transaction, given the installation and what binds an attribute in it.
 Then = Callable[[Installation, Bind], None]
 
 
 def bound(name: str) -> Installation | None:
     """The installation that a feature is in, alone or as a part; its functions need not be bound yet."""
-    return next((i for i in _INSTALLED.values() if name in (i.feature.name, *(p.name for p in i.feature.parts))), None)
+    held = list(_INSTALLED.values())
+    return next((i for i in held if name in (i.feature.name, *(p.name for p in i.feature.parts))), None)
 
 
 def features_bound() -> tuple[Feature, ...]:
     """Every feature that is bound, each by itself; one that was installed by hand may be declared nowhere else."""
-    return tuple(part for holder in _INSTALLED.values() for part in holder.feature.parts or (holder.feature,))
+    held = list(_INSTALLED.values())
+    return tuple(part for holder in held for part in holder.feature.parts or (holder.feature,))
 
 
 def installed(name: str) -> Installation | None:
     """The installation of a feature in this process, if all of the feature is bound."""
     found = bound(name)
     return found if found is not None and found.hooked.issuperset(found.hooks(name)) else None
+
+
+def bound_features() -> tuple[Feature, ...]:
+    """The features that are wholly bound, each by itself."""
+    return tuple(feature for feature in features_bound() if installed(feature.name) is not None)
+
+
+def in_place() -> tuple[Feature, ...]:
+    """Those of them that have no class of their own: they run in every engine of this process."""
+    return tuple(feature for feature in bound_features() if feature.runtime is None)
+
+
+def called(name: str) -> bool:
+    """Whether somebody has installed a feature by a call of his own, :func:`install`."""
+    return name in _CALLED
 
 
 def install(feature: Feature | str, *, classes_only: bool = False, then: Then | None = None) -> Installation:
@@ -74,13 +93,17 @@ def install(feature: Feature | str, *, classes_only: bool = False, then: Then | 
     Raises:
         PatchError: With every reason; then nothing was changed. BP003 and BP007, if it is no feature.
     """
-    with _LOCK:
+    with LOCK:
         if not isinstance(feature, (Feature, str)):
             raise _no_feature(feature)
         feature = find_feature(feature) if isinstance(feature, str) else feature
         if not classes_only and bound(feature.name) is None and _sharing([feature]):
-            return install_together([feature], then)
-        return _install(feature, classes_only=classes_only, then=then)
+            installation = install_together([feature], then)
+        else:
+            installation = _install(feature, classes_only=classes_only, then=then)
+        if not classes_only:
+            _CALLED.add(feature.name)
+        return installation
 
 
 def _no_feature(given: object) -> PatchError:
@@ -100,19 +123,19 @@ def _sharing(features: Sequence[Feature]) -> list[Installation]:
 
 
 def _install(feature: Feature, *, classes_only: bool = False, then: Then | None = None) -> Installation:
-    with _LOCK:
+    with LOCK:
         done = bound(feature.name)
         if done is not None:
             _refuse_any([*overwritten(done), *bypassed(done)])
         installation = done or Installation(build(feature))
         mark = installation.mark
         try:
-            steps = [*([] if done else _class_steps(installation))]
-            steps += [] if classes_only else _hook_steps(installation, feature.name)
+            steps = [*([] if done else class_steps(installation))]
+            steps += [] if classes_only else hook_steps(installation, feature.name)
             for step in steps:
                 step()
             if then is not None:
-                then(installation, partial(_bind, installation))
+                then(installation, partial(bind, installation))
             if installation.mark != mark:
                 _refuse_any(overwritten(installation))
             _INSTALLED[installation.feature.name] = installation
@@ -120,8 +143,8 @@ def _install(feature: Feature, *, classes_only: bool = False, then: Then | None 
         except BaseException:
             if done is None:
                 _INSTALLED.pop(installation.feature.name, None)
-                _let_go(installation)
-            _roll_back(installation, mark)
+                let_go(installation)
+            roll_back(installation, mark)
             raise
         return installation
 
@@ -136,22 +159,51 @@ def install_together(features: Sequence[Feature], then: Then | None = None) -> I
     Raises:
         PatchError: With every reason; then what was bound before is bound, and nothing else.
     """
-    with _LOCK:
+    with LOCK:
         holders = _sharing(features)
         if len(holders) == 1 and all(bound(feature.name) is holders[0] for feature in features):
             return _complete(holders[0], features, then)
         _refuse_any(_standing_in(holder, features) for holder in holders if holder.stands_in)
         parts = [part for holder in holders for part in (holder.feature.parts or (holder.feature,))]
-        gone: list[Feature] = []
+        together = compose([*features, *parts])
+        return _exchange(holders, together, then) if holders else _install(together, then=then)
+
+
+def _exchange(gone: Sequence[Installation], feature: Feature, then: Then | None = None) -> Installation:
+    """Bind a feature in the place of what is bound; an engine that runs meanwhile finds the one or the other.
+
+    It is built while the others are still bound, and each place goes from theirs to the new one's directly.
+    """
+    _refuse_any(problem for holder in gone for problem in _lost_with(holder))
+    with beneath(_hidden(gone)):
+        installation = Installation(build(feature))
         try:
-            for holder in holders:
-                _take_out(holder)
-                gone.append(holder.feature)
-            return _install(compose([*features, *parts]), then=then)
+            for step in [*class_steps(installation), *hook_steps(installation, feature.name)]:
+                step()
+            if then is not None:
+                then(installation, partial(bind, installation))
+            uncover(gone, installation)
+            _refuse_any(overwritten(installation))
         except BaseException:
-            for feature in gone:
-                _install(feature)
+            cover_again(gone, installation)
+            for filename, text in ((name, text) for holder in gone for name, text in holder.built.texts.items()):
+                show(filename, text)
             raise
+    _INSTALLED[feature.name] = installation
+    _WAS_HERE.update(part.name for part in installation.feature.parts or (installation.feature,))
+    for holder in gone:
+        retire(holder)
+        if holder.feature.name != feature.name:
+            del _INSTALLED[holder.feature.name]
+    return installation
+
+
+def _hidden(gone: Sequence[Installation]) -> Replaced:
+    return Replaced(
+        {(id(b.owner), b.name): b.before for holder in gone for b in reversed(holder.bindings)},
+        {id(subclass): bases for holder in gone for subclass, bases, _ in reversed(holder.rebased)},
+        tuple(cls for holder in gone for base in holder.built.classes for cls in holder.ours(base)),
+    )
 
 
 def _standing_in(holder: Installation, features: Sequence[Feature]) -> Failure:
@@ -167,11 +219,11 @@ def _complete(installation: Installation, features: Sequence[Feature], then: The
     mark = installation.mark
     try:
         for feature in features:
-            install(feature)
+            _install(feature)
         if then is not None:
-            then(installation, partial(_bind, installation))
+            then(installation, partial(bind, installation))
     except BaseException:
-        _roll_back(installation, mark)
+        roll_back(installation, mark)
         raise
     return installation
 
@@ -186,161 +238,30 @@ def uninstall(feature: Feature | str) -> None:
             no feature of that name; of one that is not installed there is nothing to put back.
     """
     name = feature.name if isinstance(feature, Feature) else feature
-    with _LOCK:
+    with LOCK:
         installation = bound(name)
         if installation is None:
             if name not in _WAS_HERE:
                 find_feature(name)
             return
         rest = [part for part in installation.feature.parts if part.name != name]
-        _take_out(installation)
+        gone = [name]
         if name == installation.feature.name or not rest or installation.stands_in:
-            return
-        try:
-            _install(compose(rest))
-        except BaseException:
-            _install(installation.feature)
-            raise
+            _refuse_any(_lost_with(installation))
+            del _INSTALLED[installation.feature.name]
+            roll_back(installation, NOTHING)
+            gone = [part.name for part in installation.feature.parts or (installation.feature,)]
+        else:
+            _exchange([installation], compose(rest))
+        _CALLED.difference_update(gone)
 
 
-def _take_out(installation: Installation) -> None:
-    _refuse_any([*overwritten(installation), *wrapped(installation), *kept_by_others(installation)])
-    del _INSTALLED[installation.feature.name]
-    _roll_back(installation, (0, 0, frozenset()))
+def _lost_with(installation: Installation) -> list[Failure]:
+    """What somebody has done since, and would be lost if it was put back."""
+    return [*overwritten(installation), *wrapped(installation), *kept_by_others(installation)]
 
 
 def _refuse_any(problems: Iterable[Failure]) -> None:
     found = tuple(problems)
     if found:
         raise PatchError(*found)
-
-
-# -- steps -----------------------------------------------------------------------------------
-
-
-def _class_steps(installation: Installation) -> Iterator[Callable[[], None]]:
-    for base, ours in installation.built.classes.items():
-        module, _, name = base.partition(":")
-        yield partial(_rebase, installation, base)
-        yield partial(_bind, installation, importlib.import_module(module), name, ours)
-
-
-def _hook_steps(installation: Installation, feature: str) -> Iterator[Callable[[], None]]:
-    for target in installation.hooks(feature):
-        if target not in installation.hooked:
-            yield partial(_hook, installation, target)
-
-
-def _hook(installation: Installation, target: str) -> None:
-    module, _, qualname = target.partition(":")
-    *owners, name = qualname.split(".")  # of a module-level function there is no owner but the module
-    found: Any = importlib.import_module(module)
-    for part in owners:
-        found = getattr(found, part)
-    found = genuine(found)
-    installation.hooked.add(target)
-    if target in installation.built.added:
-        _change(installation, found, name, MISSING, installation.built.added[target])
-        return
-    before = vars(found)[name]
-    ours = _like(before, installation.built.functions[target])
-    for owner in (found, *_actors(found, name, before)):
-        _bind(installation, owner, name, ours)
-
-
-def _actors(owner: Any, name: str, before: object) -> list[type]:
-    """The classes that Ray has made of subclasses: each holds a copy of every method that it inherits."""
-    classes: list[type] = [owner] if isinstance(owner, type) else []
-    for cls in classes:
-        classes += cls.__subclasses__()
-    return [
-        cls
-        for cls in classes[1:]
-        if "__ray_actor_class__" in vars(cls)
-        and _resolved(cls.__mro__[1], name) is owner
-        and name in vars(cls)
-        and runs(vars(cls)[name], before)
-    ]
-
-
-def _like(before: object, function: Any) -> object:
-    """The function in the kind of attribute that stood there: static, class or plain method."""
-    return type(before)(function) if isinstance(before, (staticmethod, classmethod)) else function
-
-
-def _bind(installation: Installation, owner: Any, name: str, value: object) -> None:
-    _change(installation, owner, name, vars(owner)[name], value)
-
-
-def _change(installation: Installation, owner: Any, name: str, before: object, value: object) -> None:
-    # Noted before it is done: an interrupt between the two must not leave it behind.
-    installation.bindings.append(Binding(owner, name, before, value))
-    setattr(owner, name, value)
-
-
-def _rebase(installation: Installation, base: str) -> None:
-    """Let every loaded direct subclass of upstream's class derive from ours, or none of them."""
-    upstream, ours = installation.upstream[base], installation.built.classes[base]
-    above = installation.ours(base)
-    resolved = []
-    loaded: list[type] = upstream.__subclasses__()
-    for subclass in loaded:
-        if subclass in above:
-            continue
-        before = {name: _resolved(subclass, name) for cls in above for name in vars(cls)}
-        bases = subclass.__bases__
-        after = tuple(ours if cls is upstream else cls for cls in bases)
-        installation.rebased.append((subclass, bases, after))
-        try:
-            subclass.__bases__ = after
-        except TypeError as error:
-            raise refuse(
-                "BP605", f"{subclass.__module__}.{subclass.__qualname__} cannot derive from {ours.__name__}: {error}",
-                next="let that class derive from the plain scheduler without __slots__, or switch the feature off",
-            ) from error  # fmt: skip
-        resolved.append((subclass, before))
-    for subclass, before in resolved:
-        for name, owner in before.items():
-            now = _resolved(subclass, name)
-            if now is not owner and not (now in above and (owner is None or owner in upstream.__mro__)):
-                what = f"{subclass.__qualname__}.{name} came from {named(owner)}, now from {named(now)}"
-                raise refuse("BP605", what, next="report this with the class")
-
-
-def _resolved(cls: type, name: str) -> type | None:
-    return next((base for base in cls.__mro__ if name in vars(base)), None)
-
-
-def _let_go(installation: Installation) -> None:
-    """Give classes that were derived from ours while it was bound, by an import for example, upstream's again."""
-    rebased = {id(subclass) for subclass, _, _ in installation.rebased}
-    for base, ours in installation.built.classes.items():
-        later: list[type] = ours.__subclasses__()
-        for subclass in later:
-            if id(subclass) not in rebased and subclass not in installation.own:
-                upstream = installation.upstream[base]
-                subclass.__bases__ = tuple(upstream if cls is ours else cls for cls in subclass.__bases__)
-
-
-def _roll_back(installation: Installation, mark: Mark) -> None:
-    """Undo every step since a mark, the last first; one that fails does not keep the others from being undone."""
-    failed: list[BaseException] = []
-    bindings, rebased, hooked = mark
-    for binding in reversed(installation.bindings[bindings:]):
-        try:
-            if binding.before is MISSING:
-                delattr(binding.owner, binding.name)
-            else:
-                setattr(binding.owner, binding.name, binding.before)
-        except BaseException as error:  # noqa: BLE001 - raised below, when the rest is back
-            failed.append(error)
-    for subclass, bases, _ in reversed(installation.rebased[rebased:]):
-        try:
-            if subclass.__bases__ != bases:
-                subclass.__bases__ = bases
-        except BaseException as error:  # noqa: BLE001 - raised below, when the rest is back
-            failed.append(error)
-    del installation.bindings[bindings:], installation.rebased[rebased:]
-    installation.hooked = set(hooked)
-    if failed:
-        raise failed[0]

@@ -24,6 +24,9 @@ ENGINE = Guard("vllm.v1.engine.core", "EngineCore", "engine")
 # ``init_worker`` has run vLLM's general plugins just before, so what a host plugin patches is in place and a general
 # plugin can still arm; the device, the model runner and the weights come after it.
 WORKER = Guard("vllm.v1.worker.worker_base", "WorkerBase", "worker")
+# All workers, that is, whose own class calls the constructor of its base. This one they pass whatever it does, right
+# after they were made, and also where a general plugin has armed only while they were.
+WRAPPER = Guard("vllm.v1.worker.worker_base", "WorkerWrapperBase", "worker", "init_device")
 
 
 def _wanted() -> bool:
@@ -34,13 +37,15 @@ def _wanted() -> bool:
 def arm() -> None:
     """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once.
 
-    The base of the workers does so too: there what belongs to a worker is decided.
+    The base of the workers does so too: there what belongs to a worker is decided. And what holds a worker looks
+    whether it was.
     The modules of other projects that a feature stands in for are watched for from then on.
     """
     if not _wanted():
         return
     ENGINE.arm()
     WORKER.arm()
+    WRAPPER.arm()
     takeover.watch()
 
 
@@ -116,5 +121,6 @@ def disarm() -> None:
         PatchError: BP606, if somebody has wrapped one since; taking ours out would lose theirs.
     """
     takeover.unwatch()
+    WRAPPER.disarm()
     WORKER.disarm()
     ENGINE.disarm()

@@ -16,11 +16,12 @@ from .byname import asked_by_name
 from .decided import decided
 from .errors import PatchError, refuse
 from .feature import Feature
+from .installation import LOCK as BINDING
 from .installation import bound, installed
 from .origins import origin_of
 from .registry import of_others
 from .takeover import left_alone
-from .wanted import BY_CALL, decided_in, rule_of, who_asks
+from .wanted import LEFT, bound_by, decided_in, rule_of, who_asks
 
 _logger = logging.getLogger("vllm.balance_patcher")
 
@@ -38,28 +39,41 @@ def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
             of which one gathers and another does not would wait for each other.
     """
     others, _ = of_others(asked_by_name(vllm_config))
-    for feature in decided_in(process, others):
-        rule = rule_of(feature)
-        installation = installed(feature.name)
-        on = bool(decided(vllm_config, feature.name))
-        facts = rule.observed(engine) if rule.observed is not None else {}
-        if not on:
-            _refuse_another(feature, vllm_config, facts)
-            continue
-        changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
-        if changed:
-            raise PatchError(*changed)
-        if installation is None or facts is None:
-            raise refuse(
-                "BP702", f"the engine was built, and {feature.name} does not run in it",
-                next="find out what replaced its scheduler, or switch the feature off",
-            )  # fmt: skip
-        effective(installation, engine, vllm_config)
-        _as_agreed(feature, engine, facts)
-        source = who_asks(feature, vllm_config) or BY_CALL
-        _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
-        if rule.started is not None:
-            rule.started(engine, ranks.peers(engine, feature.name))
+    with BINDING:  # another engine may be binding features anew, with what it asks for
+        for feature in decided_in(process, others):
+            try:
+                _confirm(feature, engine, vllm_config)
+            except PatchError as error:
+                if not decided(vllm_config, feature.name) or _source(feature, vllm_config) != LEFT:
+                    raise
+                _logger.warning("%s: in place since %s: %s", feature.name, LEFT, error.failures[0].headline)
+
+
+def _source(feature: Feature, vllm_config: Any) -> str:
+    return who_asks(feature, vllm_config) or bound_by(feature.name)
+
+
+def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
+    rule = rule_of(feature)
+    installation = installed(feature.name)
+    facts = rule.observed(engine) if rule.observed is not None else {}
+    if not decided(vllm_config, feature.name):
+        _refuse_another(feature, vllm_config, facts)
+        return
+    changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
+    if changed:
+        raise PatchError(*changed)
+    if installation is None or facts is None:
+        raise refuse(
+            "BP702", f"the engine was built, and {feature.name} does not run in it",
+            next="find out what replaced its scheduler, or switch the feature off",
+        )  # fmt: skip
+    effective(installation, engine, vllm_config)
+    _as_agreed(feature, engine, facts)
+    source = _source(feature, vllm_config)
+    _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
+    if rule.started is not None:
+        rule.started(engine, ranks.peers(engine, feature.name))
 
 
 def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:

@@ -8,41 +8,63 @@ from .errors import Failure, did_you_mean
 from .feature import Feature
 
 
-def excluding(wanted: Sequence[Feature], sources: Mapping[str, str]) -> dict[str, tuple[Failure, ...]]:
+def excluding(
+    wanted: Sequence[Feature], sources: Mapping[str, str], beside: Sequence[tuple[Feature, str]] = ()
+) -> dict[str, tuple[Failure, ...]]:
     """For each feature that excludes another one that is asked for too, why; neither can be had (BP709).
 
     Args:
         wanted: The features that are asked for.
         sources: Who asks for each.
+        beside: Others that they meet, each with what is to be said of it: those of the engine's other processes,
+            and what runs in this process for other engines. They are not this engine's to refuse.
     """
     found: dict[str, tuple[Failure, ...]] = {}
     for at, one in enumerate(wanted):
         for other in wanted[at + 1 :]:
-            why = one.conflicts.get(other.name) or other.conflicts.get(one.name)
+            why = against(one, other)
             if why:
-                failure = _excluded(one, other, why, sources)
+                who = f"asked for by {sources.get(other.name, 'a caller')}"
+                failure = _excluded(one, other, f"are both asked for: {why}", sources, who)
                 for name in (one.name, other.name):
                     found[name] = (*found.get(name, ()), failure)
+        for other, said in beside:
+            why = against(one, other)
+            if why:
+                both = "are both asked for" if said.startswith("asked for") else "would run side by side"
+                found[one.name] = (
+                    *found.get(one.name, ()),
+                    _excluded(one, other, f"{both}: {why}", sources, said),
+                )
     return found
 
 
-def _excluded(one: Feature, other: Feature, why: str, sources: Mapping[str, str]) -> Failure:
-    rows = [
-        (side, f"{feature.name!r}, declared {declared(feature)}, asked for by {sources.get(feature.name, 'a caller')}")
-        for side, feature in (("one", one), ("other", other))
-    ]
-    return Failure(
-        "BP709", f"{one.name!r} and {other.name!r} are both asked for: {why}", "switch one of the two off", tuple(rows)
+def against(one: Feature, other: Feature) -> str | None:
+    """Why two features exclude each other, whichever of them says so; ``None`` where they do not."""
+    return one.conflicts.get(other.name) or other.conflicts.get(one.name)
+
+
+def _excluded(one: Feature, other: Feature, what: str, sources: Mapping[str, str], said: str) -> Failure:
+    rows = (
+        ("one", f"{one.name!r}, declared {declared(one)}, asked for by {sources.get(one.name, 'a caller')}"),
+        ("other", f"{other.name!r}, declared {declared(other)}, {said}"),
     )
+    next_step = "switch one of the two off"
+    if not said.startswith("asked for"):
+        next_step = f"switch {one.name!r} off, or start this engine in a process of its own"
+    return Failure("BP709", f"{one.name!r} and {other.name!r} {what}", next_step, rows)
 
 
-def lacking(feature: Feature, there: Collection[str], wanted: Sequence[Feature]) -> tuple[Failure, ...]:
+def lacking(
+    feature: Feature, there: Collection[str], wanted: Sequence[Feature], off: Mapping[str, str] | None = None
+) -> tuple[Failure, ...]:
     """Which features it needs and has not (BP708).
 
     Args:
         feature: The feature that is to be had.
         there: The names of those that can be had with it.
         wanted: All that are asked for, to tell one that cannot be had from one that nobody asked for.
+        off: Of others that are asked for and are off, why, as a clause.
     """
     asked = {other.name: other for other in wanted}
     failures = []
@@ -52,6 +74,8 @@ def lacking(feature: Feature, there: Collection[str], wanted: Sequence[Feature])
         other = asked.get(name)
         if other is not None and feature.name in _needed(other, asked):
             what, next_step = "the two need each other", "make one feature of the two"
+        elif off and name in off:
+            what, next_step = off[name], f"see what is said of {name!r}, or switch {feature.name!r} off"
         elif other is not None:
             what, next_step = "which is asked for and cannot run", f"see what is said of {name!r}"
         else:
@@ -125,16 +149,13 @@ def groups_in_turn(groups: Sequence[Sequence[Feature]]) -> Iterator[list[Feature
 def compatible(features: Sequence[Feature]) -> Iterator[tuple[Feature, ...]]:
     """The largest sets of features that do not exclude each other: what may run together."""
     names = {feature.name: feature for feature in features}
-    against = {
-        name: {other.name for other in features if name in other.conflicts or other.name in feature.conflicts}
-        for name, feature in names.items()
-    }
+    apart_from = {name: {other.name for other in features if against(f, other)} for name, f in names.items()}
 
     def grow(chosen: frozenset[str], open_: frozenset[str], closed: frozenset[str]) -> Iterator[frozenset[str]]:
         if not open_ and not closed:
             yield chosen
         for name in sorted(open_):
-            apart = against[name] | {name}
+            apart = apart_from[name] | {name}
             yield from grow(chosen | {name}, open_ - apart, closed - apart)
             open_, closed = open_ - {name}, closed | {name}
 

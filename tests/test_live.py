@@ -238,11 +238,11 @@ from balance_patcher.probe import Probe
 
 
 def run(_):
-    from balance_patcher import decision
     from balance_patcher.errors import Failure, PatchError
+    from balance_patcher.outcome import Decision, keep
 
     failure = Failure("BP701", "this and that", "choose")
-    decision._DECISIONS.append((decision.Decision("balance", False, "OFF", (failure,)),))
+    keep((Decision("balance", False, "OFF", (failure,)),), object(), "engine", ())
     raise PatchError(failure)
 
 

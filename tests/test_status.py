@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import balance_patcher
-from balance_patcher import cli, decision, environment, inspection, plugin
+from balance_patcher import cli, environment, inspection, outcome, plugin
 from balance_patcher.digests import declaration_digest, tree_digest
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.feature import LaunchPath
@@ -245,10 +245,10 @@ def test_the_time_after_which_a_wait_is_told_is_told(value: str, means: str, mon
 def test_every_decision_of_the_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = Failure("BP701", "this and that", "choose")
     made = [
-        (decision.Decision("balance", active=False, reason="OFF because"),),
-        (decision.Decision("balance", active=False, reason="OFF since", failures=(failure,)),),
+        outcome.Outcome((outcome.Decision("balance", active=False, reason="OFF because"),), object, "engine"),
+        outcome.Outcome((outcome.Decision("balance", False, "OFF since", (failure,)),), object, "engine"),
     ]
-    monkeypatch.setattr(decision, "_DECISIONS", made)
+    monkeypatch.setattr(outcome, "_OUTCOMES", made)
     balance = balance_patcher.status().feature("balance")
     assert [(one.engine, one.active, one.reason, one.failures) for one in balance.decisions] == [
         (0, False, "OFF because", ()), (1, False, "OFF since", (failure,)),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from balance_patcher import installation, takeover
+from balance_patcher import installation, steps, takeover
 from balance_patcher.bindings import overwritten, wrapped
 from balance_patcher.delta import Anchor, Delta, InsertAfter, Prologue, Variant
 from balance_patcher.errors import PatchError
@@ -271,7 +271,7 @@ def test_a_failing_second_stage_leaves_the_first(world: World, monkeypatch: pyte
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(installation, "_bind", failing)
+        patch.setattr(steps, "bind", failing)
         with pytest.raises(RuntimeError, match="no"):
             installation.install(feature())
     assert vars(world.toy.Motor)["turn"] is turn

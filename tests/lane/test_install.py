@@ -8,6 +8,7 @@ import harness
 import pytest
 
 from balance_patcher import installation as module
+from balance_patcher import steps
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import install, installed, stale, uninstall
 
@@ -111,8 +112,8 @@ def test_a_failure_at_any_step_puts_everything_back(at, monkeypatch):
 
         return step
 
-    for name in ("_rebase", "_bind", "overwritten"):
-        monkeypatch.setattr(module, name, failing(getattr(module, name)))
+    for holder, name in ((steps, "_rebase"), (steps, "bind"), (module, "overwritten")):
+        monkeypatch.setattr(holder, name, failing(getattr(holder, name)))
     with pytest.raises(RuntimeError, match="no"):
         install("balance")
     assert len(calls) == at + 1

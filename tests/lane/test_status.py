@@ -8,7 +8,7 @@ from types import ModuleType
 import harness
 import pytest
 
-from balance_patcher import decision, install, plugin, status, uninstall
+from balance_patcher import decision, install, outcome, plugin, status, uninstall
 from balance_patcher.installation import installed
 
 SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
@@ -23,7 +23,7 @@ def clean(monkeypatch):
 
     harness.dp_engine_core()
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
-    monkeypatch.setattr(decision, "_DECISIONS", [])
+    monkeypatch.setattr(outcome, "_OUTCOMES", [])
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
     yield
     uninstall("balance")
