@@ -50,7 +50,8 @@ def asked_by_name(vllm_config: Any) -> dict[str, str]:
 def operators() -> tuple[str, ...]:
     """The names in the environment variable."""
     value = os.environ.get(FEATURES, "").strip()
-    return _names(f"{FEATURES}={value}", [name for name in value.split(",") if name.strip()])
+    # A comma at the end is no name that was left out; one beside another is.
+    return _names(f"{FEATURES}={value}", value.removesuffix(",").split(",")) if value else ()
 
 
 def composed_with() -> frozenset[str]:

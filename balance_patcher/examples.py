@@ -104,4 +104,7 @@ def _why_not(feature: Feature, item: Example | Refusal) -> tuple[str, tuple[str,
     if text == item.after.strip():
         return None
     rows = difflib.unified_diff(item.after.strip().splitlines(), text.splitlines(), "", "", n=0, lineterm="")
-    return f"{item.delta} makes something else of it", ("differs", "\n".join(list(rows)[2:]))
+    return f"{item.delta} makes something else of it", (
+        "- example",
+        "\n".join(["+ what the delta makes", *list(rows)[3:]]),
+    )

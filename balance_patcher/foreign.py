@@ -76,7 +76,6 @@ def move(feature: Feature, lane: Lane, live: Callable[[str], object]) -> Moved:
                     "BP612", f"{place_of(found)} stands on {homes[name]} too, and our edits differ there",
                     next="switch one of the two off",
                 )  # fmt: skip
-            _refuse_wrapper(found)
             _refuse_another_call(feature, target, found)
             texts[name.partition(":")[0]] = _text(found)
         except PatchError as error:
@@ -109,15 +108,6 @@ def _calls_through(feature: Feature, target: str) -> bool:
     """Whether nothing of a target's text is edited: it is called, whatever it is."""
     edits = [e for d in feature.deltas if d.target == target for variant in d.variants for e in variant.edits]
     return all(isinstance(edit, CallThrough) for edit in edits)
-
-
-def _refuse_wrapper(function: FunctionType) -> None:
-    """It must not be made by a decorator: what it calls is somebody else's, and its own text is no place for edits."""
-    if hasattr(function, "__wrapped__"):
-        raise refuse(
-            "BP612", f"{place_of(function)} is a wrapper, and has no place for our edits",
-            next="apply it after balance_patcher: ours is reached through it then; or switch one of the two off",
-        )  # fmt: skip
 
 
 def _refuse_another_call(feature: Feature, target: str, function: FunctionType) -> None:
@@ -162,6 +152,11 @@ def _text(function: FunctionType) -> ModuleText:
         raise refuse(
             "BP612", f"{place_of(function)} is made inside another function, and has no place for our edits",
             next="if it is a wrapper, apply it after balance_patcher: ours is reached through it then",
+        )  # fmt: skip
+    if hasattr(function, "__wrapped__"):
+        raise refuse(
+            "BP612", f"{place_of(function)} is a wrapper, and has no place for our edits",
+            next="apply it after balance_patcher: ours is reached through it then; or switch one of the two off",
         )  # fmt: skip
     file = function.__code__.co_filename
     data = _read(file)

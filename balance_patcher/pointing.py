@@ -66,12 +66,13 @@ def check_file(file: str, lane: Lane, text: ModuleText) -> None:
         PatchError: BP801, saying which it is.
     """
     parts, wanted = Path(file).parts, Path(text.path).parts
-    if parts[-len(wanted) :] != wanted and wanted[-len(parts) :] != parts:
+    gone = not Path(file).expanduser().is_file()
+    if not (gone and Path(file).is_absolute()) and parts[-len(wanted) :] != wanted and wanted[-len(parts) :] != parts:
         raise refuse(
             "BP801", f"{text.module} is not in {file}", ("lane", lane.name), ("module", text.display),
             next=f"point into {text.path}; its end will do, as {wanted[-1]}:LINE",
         )  # fmt: skip
-    if len(parts) > len(wanted) and not Path(file).expanduser().is_file():
+    if gone and (len(parts) > len(wanted) or Path(file).is_absolute()):
         raise refuse(
             "BP801", f"there is no file {file}", ("module", text.display),
             next=f"give a file that is there, or write {wanted[-1]}:LINE for that of lane {lane.name}",

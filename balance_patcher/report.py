@@ -159,6 +159,8 @@ class Report:
         # Of several clauses the last one's count would be read as that of all.
         lanes = [lane for lane in self.lanes if lane.vllm]
         bad = sum(lane.outcome is not Outcome.HOLDS for lane in lanes)
+        if not bad and lanes:
+            return f"{'. '.join(clauses)}. All else holds on {_count(len(lanes), 'lane')}."
         count = f"{bad} of " if len(clauses) == 1 else "of "
         return f"{'. '.join(clauses)} ({count}{_count(len(lanes), 'lane')})."
 

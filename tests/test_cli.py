@@ -571,7 +571,7 @@ def test_a_broken_declaration_is_said_beside_the_lanes(
     out = capsys.readouterr().out
     assert "good  vLLM 0.32.0" in out
     assert f"deltas: {broken}" in out
-    assert "Wrong usage: deltas (1 of 2 lanes)." in out
+    assert "Wrong usage: deltas. All else holds on 1 lane." in out
     assert run("verify", good, "--feature", "balance") == 0
 
 

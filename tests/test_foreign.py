@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -357,6 +358,15 @@ class TestNotComposable:
         world.upstream.Engine.step = world.theirs.wrap(world.upstream.Engine.step)
         ask("wrap.<locals>.around")
         with pytest.raises(PatchError, match=r"BP612.*is made inside another function") as caught:
+            build(world.feature(), world.lane)
+        assert "apply it after balance_patcher" in str(caught.value)
+
+    def test_a_wrapper_that_stands_in_the_module_has_none_either(self, world: World, ask: Callable[..., None]) -> None:
+        around = functools.wraps(world.upstream.Engine.step)(world.theirs.step)
+        around.__module__, around.__qualname__ = world.theirs.__name__, "step"
+        world.upstream.Engine.step = around
+        ask("step")
+        with pytest.raises(PatchError, match=r"BP612.*is a wrapper, and has no place for our edits") as caught:
             build(world.feature(), world.lane)
         assert "apply it after balance_patcher" in str(caught.value)
 

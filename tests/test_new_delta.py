@@ -188,6 +188,66 @@ def test_a_target_that_is_not_there_is_refused(
     assert capsys.readouterr().err.startswith(failure)
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("vllm.pump:Pump", "Pump is a class; write vllm.pump:Pump.METHOD, such as run, stop"),
+        ("vllm.pump:Pump.rum", "did you mean `vllm.pump:Pump.run`?"),
+        ("vllm.pump:run", "did you mean `vllm.pump:Pump.run`?"),
+        ("vllm.pump.Pump.run", "did you mean `vllm.pump:Pump.run`?"),
+        ("vllm.pump:Pump.nothing", "look for its name in "),
+        ("vllm.pumps:Pump.run", "check the module's name; of it, vllm is there"),
+    ],
+)
+def test_what_an_author_meant_is_said(target: str, said: str, lanes: tuple[str, ...], capsys: Capture) -> None:
+    assert run("new-delta", target, "--at", "pump.py:5", *lanes) in (1, 2)
+    assert f"  next      {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "follow"),
+    [
+        ("    def run", "    @once\n    def run", "BP107", "stands under no decorator"),
+        ("    def run", "    async def run", "BP108", "is no `async def`"),
+        ("            self.step()", "            yield self.step()", "BP109", "does not yield"),
+    ],
+)
+def test_what_kind_of_function_a_target_is_is_said(
+    old: str, new: str, code: str, follow: str, lanes: tuple[str, ...], tmp_path: Path, capsys: Capture
+) -> None:
+    for name in ("old", "new"):
+        file = tmp_path / name / "vllm/pump.py"
+        file.write_text(file.read_text().replace(old, new, 1))
+    assert run("new-delta", TARGET, "--at", "pump.py:7", *lanes) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(code)
+    assert f"a delta edits a plain function and nothing else; choose one that {follow}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("keep-blocks", "BP007", "write --name keep_blocks\n"),
+        ("keep.so many", "BP007", "write --name keep.so-many\n"),
+        ("9", "BP007", "write --name FEATURE or --name FEATURE.WHAT\n"),
+        ("balance.more", "BP807", "give it another one: --name balance_2, or another name of the file\n"),
+    ],
+)
+def test_a_name_that_cannot_be_is_told_as_one_that_can(
+    name: str, code: str, said: str, lanes: tuple[str, ...], capsys: Capture
+) -> None:
+    assert run("new-delta", TARGET, "--at", "pump.py:5", "--name", name, *lanes) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(code)
+    assert told.endswith(said)
+
+
+def test_the_folder_of_a_file_that_is_written_is_made(lanes: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "a/b/toy.py"
+    assert run("new-delta", TARGET, "--at", "pump.py:5", "--output", str(file), *lanes) == 0
+    assert file.is_file()
+
+
 def test_a_lane_without_the_target_is_named(lanes: tuple[str, ...], tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "new/vllm/pump.py").write_text(NEW.replace("def run", "def go"))
     assert run("new-delta", TARGET, "--at", "pump.py:5", *lanes) == 1

@@ -44,6 +44,12 @@ def test_the_whole_delta_file_does_what_its_example_says(text_lane: Callable[...
     assert codes == [refusal.code]
 
 
+def test_the_table_of_balance_has_a_row_for_each_of_its_deltas() -> None:
+    section = README.partition("## The balance feature\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(balance\.[\w-]+)` \|", section, re.MULTILINE)
+    assert rows == [delta.name for delta in find_feature("balance").deltas]
+
+
 def test_the_failure_that_is_shown_is_the_one_that_is_given(release_copy: Callable[[str], Path]) -> None:
     from balance_patcher.source import DirSource
 

@@ -22,6 +22,7 @@ from balance_patcher.loading import feature_of_file, feature_of_text
 from balance_patcher.proof import _or_keep
 from balance_patcher.relations import unknown
 from balance_patcher.source import DirSource, LaneSpec
+from balance_patcher.terminal_status import _absent, as_text
 from tests.conftest import RELEASES
 
 Capture = pytest.CaptureFixture[str]
@@ -248,7 +249,7 @@ def test_verify_runs_the_examples_of_a_delta_file(tmp_path: Path, lane: str, cap
     assert run("verify", "--deltas", str(file), lane) == 1
     said = capsys.readouterr().out
     assert "deltas: BP808" in said
-    assert "Broken: deltas (0 of 1 lane)." in said  # what is wrong is no lane
+    assert "Broken: deltas. All else holds on 1 lane." in said  # what is wrong is no lane
 
 
 # -- what is said of others ---------------------------------------------------------------------
@@ -337,3 +338,45 @@ def test_a_finding_on_a_release_that_nobody_has_looked_at_says_so(version: str, 
     report, _ = check_lane(LaneSpec("it", f"dir:{tmp_path}"), [toy()])
     (failure,) = report.all_failures
     assert dict(failure.fields).get("vLLM", "") == (f"{told}; known are 0.18 to 0.33" if told else "")
+
+
+# -- status -------------------------------------------------------------------------------------
+
+
+def test_without_a_vllm_nothing_is_said_to_be_missing() -> None:
+    text = as_text(balance_patcher.status())
+    assert f"{SCHEDULE}  no vLLM here  not imported here" in text
+    assert "not found" not in text
+    assert "unknown  not imported" not in text
+
+
+def test_what_is_not_needed_is_not_said_to_be_missing() -> None:
+    state = balance_patcher.status().feature("balance")
+    target = next(one for one in state.targets if one.name.endswith("_should_stop_admitting_waiting"))
+
+    def told(status: str) -> str:
+        deltas = tuple(replace(delta, status=status) for delta in state.deltas)
+        return _absent(target, replace(state, deltas=deltas), vllm=True)
+
+    assert told("not-applicable") == "not in this vLLM, and not needed"
+    assert told("failed") == "not found"
+
+
+def test_when_it_can_go_is_said_of_each_delta() -> None:
+    text = as_text(balance_patcher.status())
+    assert "  can go when  disabled-path, gather: balance scheduling is an option of vLLM itself\n" in text
+    assert "  can go when  empty-queue-guard: the oldest supported vLLM is 0.31.0\n" in text
+
+
+# -- where it is declared -----------------------------------------------------------------------
+
+
+def test_a_declaration_is_told_as_a_path_that_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TOY.replace("ANCHOR", "'room = $_'").replace("EDIT", "'self.seen = 1'")
+    for place in (tmp_path / "here/toy.py", tmp_path / "else/where/toy.py"):
+        place.parent.mkdir(parents=True)
+        place.write_text(text)
+    monkeypatch.chdir(tmp_path / "here")
+    assert feature_of_file("toy.py").declared == "toy.py:5"
+    assert feature_of_file(tmp_path / "else/where/toy.py").declared == f"{tmp_path}/else/where/toy.py:5"
+    assert registry.find_feature("balance").declared.startswith("deltas/balance.py:")

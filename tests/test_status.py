@@ -158,7 +158,7 @@ KEYS = {
     f"{FEATURE}.decisions[]": "engine active reason failures",
     f"{FEATURE}.decisions[].failures[]": FAILURE,
     f"{FEATURE}.decisions[].failures[].fields": "a",
-    f"{FEATURE}.deltas[]": "name target status variant file line declared digest",
+    f"{FEATURE}.deltas[]": "name target status variant file line declared digest remove_when",
     f"{FEATURE}.targets[]": "name file line digest imported now around",
     f"{FEATURE}.targets[].now": ORIGIN,
     f"{FEATURE}.targets[].around[]": ORIGIN,
