@@ -170,7 +170,8 @@ def _plain(value: object) -> object:
 def _places(installation: Installation) -> Iterator[tuple[str, object, object]]:
     """Every place that was bound: its name, what was put there, what is there now."""
     for binding in installation.bindings:
-        yield binding.place, binding.after, vars(binding.owner).get(binding.name)
+        # Of an addition that is None, and that somebody has deleted, nothing else would tell.
+        yield binding.place, binding.after, vars(binding.owner).get(binding.name, MISSING)
     for cls, own in installation.own.items():
         for name in own.keys() - _PYTHONS_OWN:
             yield f"{named(cls)}.{name}", own[name], vars(cls).get(name)
@@ -209,6 +210,11 @@ def wrapped(installation: Installation) -> Iterator[Failure]:
 
 
 def _changed(installation: Installation, place: str, now: object) -> Failure:
+    if now is MISSING:
+        return Failure(
+            "BP606", f"{place}, which feature {installation.feature.name!r} put there, is gone",
+            next="find out who deleted it; import that patch before balance_patcher",
+        )  # fmt: skip
     code = getattr(_plain(now), "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     module = getattr(now, "__module__", type(now).__module__)

@@ -262,6 +262,9 @@ class SixValues:
         )
 
 
+_UPSTREAMS = 6  # so many values does upstream's own call pass
+
+
 def adapted(policy: Any) -> Any:
     """A policy as ``EplbState`` calls it: itself, or the adapter around one that takes six values.
 
@@ -274,7 +277,12 @@ def adapted(policy: Any) -> Any:
         signature = inspect.signature(policy.rebalance_experts)
     except (AttributeError, TypeError, ValueError) as error:
         raise _no_policy(f"{_called(type(policy))}: {error}", "give it a method `rebalance_experts`") from error
-    for count, called in ((2, policy), (6, SixValues(policy))):
+    ways = [(2, policy), (_UPSTREAMS, SixValues(policy))]
+    # Upstream's six, of which the last have defaults, can be called with two as well.
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if sum(parameter.kind in positional for parameter in signature.parameters.values()) >= _UPSTREAMS:
+        ways.reverse()
+    for count, called in ways:
         try:
             signature.bind(*[None] * count)
         except TypeError:

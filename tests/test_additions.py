@@ -190,6 +190,16 @@ def test_what_somebody_overwrites_is_noticed_and_not_lost(live):
     live.module.Pump.double = ours
 
 
+def test_one_that_is_none_and_that_somebody_deletes_is_noticed_too(live):
+    made = installation.install(feature(live.name, to_class(live.name, "kind = None")))
+    del live.module.Pump.kind
+    (failure,) = overwritten(made)
+    assert failure.headline.endswith("Pump.kind, which feature 'made' put there, is gone")
+    with pytest.raises(PatchError, match="BP606"):
+        installation.uninstall("made")
+    live.module.Pump.kind = None
+
+
 def test_what_somebody_deletes_is_noticed(live):
     made = installation.install(feature(live.name, to_class(live.name, HOOKS)))
     ours = vars(live.module.Pump)["double"]

@@ -16,6 +16,7 @@ import pytest
 
 from balance_patcher.build import compile_plan
 from balance_patcher.check import check_lane
+from balance_patcher.deltas.eplb_hooks import SixValues, adapted
 from balance_patcher.errors import Outcome, PatchError
 from balance_patcher.plan import Plan, make_plan
 from balance_patcher.registry import find_feature
@@ -272,6 +273,26 @@ def test_it_is_decided_in_the_worker_and_needless_without_the_balancer() -> None
     assert FEATURE.enabling is not None
     assert FEATURE.enabling.needless(None, config({})) is None
     assert FEATURE.enabling.needless(None, config({}, eplb=False)) == "nothing to hook into: enable_eplb is off"
+
+
+class Two:
+    def rebalance_experts(self, eplb_stats, physical_to_logical_map):
+        pass
+
+
+class Several:
+    def rebalance_experts(self, *values):
+        pass
+
+
+class Six:
+    def rebalance_experts(self, weight, num_replicas, num_groups=1, num_nodes=1, num_ranks=1, old=None):
+        pass
+
+
+@pytest.mark.parametrize(("policy", "kind"), [(Two(), Two), (Several(), Several), (Six(), SixValues)])
+def test_a_policy_with_upstreams_six_values_is_called_with_six_though_two_would_do(policy: object, kind: type) -> None:
+    assert type(adapted(policy)) is kind
 
 
 def test_the_declaration_needs_neither_torch_nor_vllm() -> None:

@@ -180,7 +180,7 @@ def _with_method(target: Target, ours: Target, statements: Sequence[ast.stmt]) -
     end = (ours.node.end_lineno or 0) - (at - first)
     del lines[first:at]
     if not lines[end - 1].endswith(("\n", "\r")):
-        lines[end - 1] += _end(lines[0])
+        lines[end - 1] += _end(lines[first])
     return "".join([*lines[:end], *_method(target, statements), *lines[end:]])
 
 
@@ -190,8 +190,13 @@ def _method(target: Target, statements: Sequence[ast.stmt]) -> list[str]:
     outer, inner, old = (_indent(lines, node) for node in (target.node, target.node.body[0], statements[0]))
     first = statements[0].lineno - 1
     moved = [line.removeprefix(old).rstrip() for line in lines[_comments_above(lines, first) : stop.lineno - 1]]
-    moved += comments_of("".join(lines[stop.lineno - 1 : stop.end_lineno]))
     compared = _segment(target.text, stop.test)
+    within = comments_of(compared)  # they stay where they are
+    for comment in comments_of("".join(lines[stop.lineno - 1 : stop.end_lineno])):
+        if comment in within:
+            within.remove(comment)
+        else:
+            moved.append(comment)
     body = [
         '"""Whether admission from the waiting queues ends in this step.',
         "",
@@ -202,7 +207,7 @@ def _method(target: Target, statements: Sequence[ast.stmt]) -> list[str]:
         f"return ({compared})" if len(physical_lines(compared)) > 1 else f"return {compared}",
     ]
     text = ["", f"{outer}def {NAME}(self) -> bool:", *(f"{inner}{line}".rstrip() for line in body)]
-    return [line + _end(lines[0]) for line in text]
+    return [line + _end(lines[stop.lineno - 1]) for line in text]
 
 
 def _comments_above(lines: Sequence[str], at: int) -> int:
@@ -331,6 +336,8 @@ def write(
         put(output, patch)
     place = f"{short(seam.before.display)}:{seam.line}"
     typer.echo(f"{spec.name}: {place}  `{seam.compared}`  is asked of {NAME}()", err=True)
+    if "\r\n" in seam.before.text:
+        typer.echo("its lines end in CR LF: `git am` wants --keep-cr for it; `git apply` takes it as it is", err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

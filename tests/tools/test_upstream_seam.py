@@ -149,6 +149,31 @@ def test_line_ends_tabs_and_what_stands_beside_the_stop_are_kept(
     assert seam.text.replace(end, "\n").replace("\t", "    ") == STAND_IN_AFTER
 
 
+def test_a_comment_within_the_comparison_stays_there_and_line_ends_are_those_around_it(
+    text_lane: Callable[..., Lane],
+) -> None:
+    stop = "if (held >= self.max_num_active_reqs):  # full"
+    within = "if (held  # so far\n                        >= self.max_num_active_reqs):  # full"
+    before = STAND_IN.replace(stop, within)
+    assert before != STAND_IN
+    first, _, rest = before.partition("\n")
+    seam = seam_of(text_lane({str(SCHEDULER): f"{first}\r\n{rest}".encode(), "vllm/__init__.py": ""}))
+    assert seam.text.count("# so far") == seam.text.count("# full") == 1
+    assert seam.text.count("\r\n") == 1  # one line of upstream's has it
+
+
+def test_that_mail_wants_to_be_told_of_cr_lf_is_said(
+    release_copy: Copy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = release_copy("0.23.0"), tmp_path / "a folder/that is new/seam.patch"
+    assert run("--repo", str(folder), "--output", str(output)) == 0
+    assert "--keep-cr" not in capfd.readouterr().err
+    assert output.is_file()
+    (folder / SCHEDULER).write_bytes((folder / SCHEDULER).read_bytes().replace(b"\n", b"\r\n"))
+    assert run("--repo", str(folder)) == 0
+    assert "`git am` wants --keep-cr" in capfd.readouterr().err
+
+
 STAND_IN = """
 class Scheduler:
     def __init__(self):
