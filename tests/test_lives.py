@@ -254,6 +254,28 @@ class TestWhatAnEngineLeaves:
             world.engine("cen", "gone")
         assert installed("cen") is not None
 
+    def test_what_was_bound_for_it_stays_where_another_has_come_to_rely_on_it(self, world: World) -> None:
+        others = []
+
+        def fail(_: Any) -> None:
+            others.append(world.engine("cen", "one"))
+            raise OSError("no memory")
+
+        with pytest.raises(OSError, match="no memory"):
+            world.engine("one", "two", "cen", executor=fail)
+        others[0].add("r")
+        assert (others[0].requests, others[0].scheduler.schedule()) == (["r", "cen"], ["upstream", "one"])
+        assert bound("two") is None
+
+    def test_and_where_a_host_has_installed_it_by_a_call_since(self, world: World) -> None:
+        def fail(_: Any) -> None:
+            install("cen")
+            raise OSError("no memory")
+
+        with pytest.raises(OSError, match="no memory"):
+            world.engine("cen", executor=fail)
+        assert installed("cen") is not None
+
     def test_what_somebody_has_wrapped_stays_and_is_told(
         self, world: World, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:

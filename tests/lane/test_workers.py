@@ -4,6 +4,7 @@ The engine core has nothing to do with it: a worker may be in a process where no
 """
 
 import logging
+import pickle
 import sys
 
 import harness
@@ -12,11 +13,22 @@ from vllm.distributed.eplb import async_worker, eplb_state
 from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
 
 from balance_patcher import decision, guards, plugin, wanted
+from balance_patcher.decided import carried, decided
 from balance_patcher.errors import PatchError
 from balance_patcher.installation import bound, uninstall
 
 KEY = "enable_eplb_hooks"
 ON = {KEY: True}
+
+
+class Own(WorkerBase):
+    """One that sets itself up, and never calls the constructor of vLLM's own."""
+
+    def __init__(self, vllm_config, **_):
+        self.vllm_config, self.device = vllm_config, None
+
+    def init_device(self):
+        self.device = "there"
 
 
 class Worker(WorkerBase):
@@ -31,7 +43,7 @@ class Worker(WorkerBase):
 def clean(monkeypatch):
     import vllm.plugins
 
-    original = WorkerBase.__init__
+    original = WorkerBase.__init__, WorkerWrapperBase.init_device
     hooked = dict(vars(eplb_state.EplbState)), async_worker.run_rebalance_experts
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", lambda: None)
     monkeypatch.setenv("BALANCE_PATCHER", "auto")
@@ -39,7 +51,7 @@ def clean(monkeypatch):
     yield
     plugin.disarm()
     uninstall("eplb_hooks")
-    assert WorkerBase.__init__ is original
+    assert (WorkerBase.__init__, WorkerWrapperBase.init_device) == original
     assert (dict(vars(eplb_state.EplbState)), async_worker.run_rebalance_experts) == hooked
 
 
@@ -147,12 +159,61 @@ def test_armed_by_the_general_plugin_within_init_worker_is_early_enough(monkeypa
 
     plugin.disarm()
     monkeypatch.setattr(vllm.plugins, "load_general_plugins", plugin.arm_late)
-    vllm_config = config(ON)
-    vllm_config.parallel_config.worker_cls = f"{__name__}.Worker"
+    wrapper = wrapped(config(ON), "Worker")
+    assert wrapper.worker.after
+
+
+def wrapped(vllm_config, worker):
+    """A worker that an executor has made, before its device is set up."""
+    vllm_config.parallel_config.worker_cls = f"{__name__}.{worker}"
     wrapper = WorkerWrapperBase(rpc_rank=0)
     arguments = {"vllm_config": vllm_config, "local_rank": 0, "rank": 0, "distributed_init_method": ""}
     wrapper.init_worker([{**arguments, "shared_worker_lock": None}])
-    assert wrapper.worker.after
+    return wrapper
+
+
+class TestWorkerThatDidNotAsk:
+    @pytest.mark.parametrize("armed", ["before", "while it is made"])
+    def test_asked_for_it_does_not_get_its_device(self, armed, monkeypatch):
+        if armed != "before":
+            import vllm.plugins
+
+            plugin.disarm()
+            monkeypatch.setattr(vllm.plugins, "load_general_plugins", plugin.arm_late)
+        wrapper = wrapped(config(ON), "Own")
+        with pytest.raises(PatchError, match=r"BP611.*eplb_hooks is asked for by a worker that did not ask us: .*Own"):
+            wrapper.init_device()
+        assert wrapper.worker.device is None
+
+    @pytest.mark.parametrize("asked", [None, {KEY: False}, {"enable_balance_scheduling": True}], ids=str)
+    def test_not_asked_for_it_stops_nobody(self, asked):
+        wrapper = wrapped(config(asked), "Own")
+        wrapper.init_device()
+        assert wrapper.worker.device == "there"
+
+    def test_one_that_did_is_not_stopped(self, monkeypatch):
+        monkeypatch.setattr(Worker, "init_device", lambda self: setattr(self, "device", "there"))
+        wrapper = wrapped(config(ON), "Worker")
+        wrapper.init_device()
+        assert (wrapper.worker.after, wrapper.worker.device) == (True, "there")
+
+    def test_an_operator_may_have_it_serve_without(self, monkeypatch, caplog):
+        monkeypatch.setenv("BALANCE_PATCHER_ON_FAILURE", "off")
+        wrapper = wrapped(config(ON), "Own")
+        wrapper.init_device()
+        assert wrapper.worker.device == "there"
+        assert any(line.startswith("BP611") for line in caplog.messages)
+
+
+def test_what_the_engine_core_decided_goes_with_its_configuration_to_the_workers():
+    sent = config({**ON, "enable_balance_scheduling": True})
+    before = sent.compute_hash()
+    decision.decide(harness.Loop(), sent)
+    found = pickle.loads(pickle.dumps(sent))  # noqa: S301 - written here
+    assert carried(found, "balance") == carried(sent, "balance") is not None
+    assert carried(found, "eplb_hooks") is None
+    assert (found.compute_hash(), decided(found, "balance")) == (before, None)
+    uninstall("balance")
 
 
 def test_a_hosts_plugin_may_ask_by_a_call(monkeypatch, caplog):
