@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+from .beneath import member
 from .delta import CallThrough, Override
 from .errors import Failure, PatchError
 from .feature import RuntimeClass
 from .names import owners_of, sets_attribute
-from .origins import genuine, note_ours, shown
+from .origins import MISSING, genuine, note_ours, shown
 from .plan import Plan, Step
 from .proof import compile_text, place_of, take
 from .targets import definitions
@@ -91,12 +92,12 @@ def _methods(runtime: RuntimeClass, plan: Plan) -> dict[str, list[Step]]:
 def _hidden(runtime: RuntimeClass, plan: Plan, upstream: type, names: set[str]) -> Iterator[Failure]:
     """A name that is live on upstream's class and not in its text: somebody put it there, and ours would hide it."""
     for name in sorted({*names, *runtime.provides} - _PYTHONS_OWN):
-        holder = next((cls for cls in upstream.__mro__ if name in vars(cls)), None)
+        holder = next((cls for cls in upstream.__mro__ if member(cls, name) is not MISSING), None)
         if holder is None or _pythons(name) or _in_text(plan, holder, name):
             continue
         where = f"on the live {holder.__qualname__} and not in its text"
         yield Failure(
-            "BP301", f"{name!r}, which {runtime.name} brings, is {where}: {place_of(vars(holder)[name])}",
+            "BP301", f"{name!r}, which {runtime.name} brings, is {where}: {place_of(member(holder, name))}",
             "find out who put it there; let one of the two go", (("target", runtime.base), *_declared(plan)),
         )  # fmt: skip
 
@@ -139,7 +140,7 @@ def _dead_in_place(upstream: type, carried: Mapping[str, type]) -> Iterator[Fail
     """What a feature has put on upstream's own class in place, and the class of another would never go on to."""
     for who, cls in carried.items():
         for name in sorted(vars(cls).keys() & vars(upstream).keys()):
-            code = getattr(vars(upstream)[name], "__code__", None)
+            code = getattr(member(upstream, name), "__code__", None)
             if code is not None and shown(code) and not _goes_on(vars(cls)[name], name):
                 what = f"a feature that is bound edits {name} in place, and the class of {who!r} does not go on to it"
                 yield _dead(f"{upstream.__module__}:{upstream.__qualname__}", what, cls, name)

@@ -503,6 +503,23 @@ def test_a_method_that_ends_would_hide_what_is_edited_in_place(order: str, world
     assert dict(vars(world.module.Pump)) == before
 
 
+@pytest.mark.parametrize("order", ["px", "xp", "pax", "xap"])
+def test_what_is_bound_anew_is_not_in_its_own_way(order: str, world: World) -> None:
+    """They share ``run``, so that they are one in the end: the old call-through in place is gone then."""
+    calls = delta("x.run", CallThrough("self.log"), on=f"{PUMP}.run", after=("p.edit", "a.edit"))
+    features = {
+        "p": guard("p", reset=ending("p")), "a": guard("a"), "x": Feature("x", "x", (*through("x").deltas, calls)),
+    }  # fmt: skip
+    before = dict(vars(world.module.Pump))
+    for name in order:
+        installation.install(features[name])
+    pump = world.module.Fast()
+    assert (pump.reset(), pump.log) == ("p", ["after"])
+    for name in order:
+        installation.uninstall(name)
+    assert dict(vars(world.module.Pump)) == before
+
+
 @pytest.mark.parametrize("order", ["px", "xp"])
 def test_what_is_in_place_is_seen_where_it_is(order: str, world: World) -> None:
     features = {"p": guard("p", reset=going_on("p")), "x": IN_PLACE["edit"]}
