@@ -137,7 +137,18 @@ STATEMENT = st.recursive(
     ),
     max_leaves=4,
 )
-TEXT = st.lists(STATEMENT, min_size=1, max_size=3).map("\n".join)
+
+
+def stands_in_a_function(text: str) -> bool:
+    """Whether it is what an edit may be: a class with a ``return`` in it is refused where it is declared."""
+    try:
+        compile(f"def f():\n{block([text])}", "text", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+TEXT = st.lists(STATEMENT, min_size=1, max_size=3).map("\n".join).filter(stands_in_a_function)
 
 
 def plan_of(lane: Lane, target: Target, edits: Sequence[tuple[Edit, tuple[ast.stmt, ...]]]) -> Plan:
