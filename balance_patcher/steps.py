@@ -94,7 +94,9 @@ def _rebase(installation: Installation, base: str) -> None:
     for subclass in loaded.values():
         if subclass in above or retired(subclass):
             continue
-        bases = tuple(upstream if cls in old else cls for cls in beneath.bases(subclass))
+        bases = beneath.bases(subclass)
+        if not set(old).isdisjoint(bases):  # else it stays the very tuple, which is put back
+            bases = tuple(upstream if cls in old else cls for cls in bases)
         before = {name: _resolved(subclass, name) for cls in above for name in vars(cls)}
         after = tuple(ours if cls is upstream else cls for cls in bases)
         installation.rebased.append((subclass, bases, after))

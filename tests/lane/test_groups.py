@@ -188,6 +188,9 @@ def recovered():
         until(lambda: front.ranks[0].status() == "unhealthy", "gather that failed")
         seen.failed = front.ranks[0].state()[0]
         front.recover()
+        # A rank answers that it tries again, and is at rest a little later; no step in between goes by old counts.
+        nothing = [[0, 0], [0, 0]]
+        until(lambda: [rank.state()[0] for rank in front.ranks] == nothing, "counts that are zero")
         seen.zero = [rank.state()[0] for rank in front.ranks]
         running, waiting = busy(front, 1, 0)
         front.abort(1, running)
