@@ -1,0 +1,13 @@
+"""How a report can be written: by name, a function that gets a :class:`~tools.drift.model.Report` and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .model import Report, to_json
+from .text import as_text
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": as_text,
+    "json": to_json,
+}
