@@ -116,7 +116,8 @@ CELLS = (
 BEFORE = Snippet(
     FILE, 20,
     ("    def plan(self):", "        while self.waiting:", "            count = len(self.running)",
-     "            # full?", "            if count == self.limit:", "                break", '            self.say("<b>go</b>")'),
+     "            # full?", "            if count == self.limit:",
+     "                break", '            self.say("<b>go</b>")'),
     (24, 25),
 )  # fmt: skip
 AFTER = Snippet(FILE, 20, (*BEFORE.lines[:4], "            if count == self.bound:", *BEFORE.lines[5:]), (24, 25))
