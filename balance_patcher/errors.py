@@ -158,6 +158,9 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP920": ("history is not there", _X),
     "BP921": ("refs are in the wrong order", _U),
     "BP922": ("bad range of releases", _U),
+    # somebody's copy
+    "BP930": ("no such copy", _U),
+    "BP931": ("copy of an unknown function", _U),
 }
 
 
