@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .annotations import as_github
+from .markdown import as_markdown
 from .model import Report, to_json
 from .text import as_text
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": as_text,
     "json": to_json,
+    "markdown": as_markdown,
+    "github": as_github,
 }
