@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import textwrap
 from dataclasses import dataclass
 
 from balance_patcher.anchors import Match, all_places, find_anchor
@@ -23,6 +24,8 @@ from balance_patcher.targets import Function, Target, suites_of
 
 from .kinds import Kind
 from .model import Difference
+
+_WIDEST = 160  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,11 @@ def fate_of(anchor: Anchor, old: Target, match: Match, new: Target) -> Fate:
         lines = ", ".join(str(getattr(one.node, "lineno", "?")) for one in found)
         node = other if other is not None else found[0].node
         return Fate(Kind.AMBIGUOUS, f"the anchor is found {len(found)} times, in lines {lines}", new.text, node)
-    elsewhere = next((miss for miss in misses if miss.code == "BP117"), None)
+    elsewhere = next((miss for miss in misses if miss.code == "BP117" and _is(miss.node, statement)), None)
     if elsewhere is not None:
         return Fate(Kind.MOVED, f"the anchor's statement {_moved(elsewhere.reason)}", new.text, elsewhere.node)
-    outside = _outside(anchor, new)
-    if outside is not None and (other is None or header(other) != header(statement)):
+    outside = _outside(anchor, old, statement, new) if other is None or header(other) != header(statement) else None
+    if outside is not None:
         function, node = outside
         return Fate(Kind.MOVED, f"the anchor's statement stands in `{function}` now", new.text, node, function)
     if other is None:
@@ -95,19 +98,30 @@ def difference_of(old: ast.stmt, new: ast.stmt, anchor: Anchor | None = None) ->
     return Difference(whole.path, whole.wanted, whole.found) if isinstance(whole, Mismatch) else None
 
 
+def _is(node: ast.AST, statement: ast.stmt) -> bool:
+    """Whether a candidate is the old statement, or an expression of it."""
+    return not isinstance(node, ast.stmt) or header(node) == header(statement)
+
+
 def _moved(reason: str) -> str:
     """As it follows on "the anchor's statement"."""
-    return f"is there, but {reason}" if reason.startswith("the statement") else reason
+    short = textwrap.shorten(reason, _WIDEST, placeholder=" …")
+    return f"is there, but {short}" if reason.startswith("the statement") else short
 
 
-def _outside(anchor: Anchor, new: Target) -> tuple[str, ast.AST] | None:
-    """Another function of the module that has the anchor, or its statement, once."""
+def _outside(anchor: Anchor, old: Target, statement: ast.stmt, new: Target) -> tuple[str, ast.AST] | None:
+    """Another function of the module that has the anchor's very statement, and did not have it before."""
     bare = Anchor(anchor.pattern, allow=anchor.allow)
+    wanted = header(statement)
+    before = {node.name for node in ast.walk(old.text.tree) if isinstance(node, Function) and _has(node, wanted)}
     for node in ast.walk(new.text.tree):
-        if not isinstance(node, Function) or node is new.node:
+        if not isinstance(node, Function) or node.name == new.node.name or node.name in before:
             continue
-        other = Target(new.text, node.name, node, None)
-        places = all_places(other, bare)
-        if len(places) == 1:
+        places = all_places(Target(new.text, node.name, node, None), bare)
+        if len(places) == 1 and header(places[0].statements[0]) == wanted:
             return node.name, places[0].node
     return None
+
+
+def _has(function: ast.AST, wanted: str) -> bool:
+    return any(isinstance(node, ast.stmt) and header(node) == wanted for node in ast.walk(function))

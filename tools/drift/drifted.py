@@ -105,11 +105,14 @@ def parameters_said(was: str, now: str) -> str:
     old, new = _parameters(was), _parameters(now)
     lost = [name for name in old if name not in new]
     gained = [name for name in new if name not in old]
-    parts = [f"lost the parameter {_listed(lost)}"] if lost else []
+    parts = [f"lost the parameter{_s(lost)} {_listed(lost)}"] if lost else []
     if gained:
         required = [name for name in gained if not new[name] and not name.startswith("*")]
-        more = f", of which {_listed(required)} must be given" if required else ", with a default"
-        parts.append(f"gained the parameter {_listed(gained)}{more}")
+        some = (
+            f", of which {_listed(required)} must be given" if len(required) < len(gained) else ", which must be given"
+        )
+        more = some if required else ", which may be left out"
+        parts.append(f"gained the parameter{_s(gained)} {_listed(gained)}{more}")
     if not parts:
         parts = ["takes its parameters in another order" if list(old) != list(new) else "has other defaults"]
     return " and ".join(parts)
@@ -125,6 +128,10 @@ def _parameters(text: str) -> dict[str, str]:
             start = at + 1
     found = [re.match(r"(\*{0,2}\w*|/)\s*=?\s*(.*)", part, re.DOTALL) for part in parts if part]
     return {match[1]: match[2] for match in found if match is not None and match[1] not in {"*", "/"}}
+
+
+def _s(names: list[str]) -> str:
+    return "" if len(names) == 1 else "s"
 
 
 def _listed(names: list[str]) -> str:

@@ -217,7 +217,7 @@ class Engine:
             calls = self._calls[target, last].calls
             if calls is not None and calls.unknown:
                 shown = ", ".join(calls.unknown[:4]) + (" …" if len(calls.unknown) > 4 else "")  # noqa: PLR2004
-                count = f"{len(calls.unknown)} calls in {target} were not followed"
+                count = f"calls in {target} that were not followed: {len(calls.unknown)}"
                 yield f"{count}, because the text does not say what is called: {shown}"
 
     def calls(self, target: str, at: int) -> Calls | None:

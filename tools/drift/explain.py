@@ -119,7 +119,7 @@ def _of_delta(feature: Feature, delta: Delta, old: Side, new: Side, was: DeltaCe
         said = note if kind is not Kind.VARIANT else f"the delta still applies, by its variant {now.variant!r}"
     if fate is not None and fate.kind is not Kind.VARIANT:
         kind = fate.kind if kind is Kind.VARIANT else kind
-        said = f"{fate.said}; {said}"
+        said = f"{fate.said}; {said}" if kind is fate.kind else f"{said} ({fate.said})"
     made = _told(base, kind, said, old_text, new_text)
     settled = Kind.VARIANT.next if now.status == "applied" else kind.next
     return replace(made, next=settled, difference=fate.difference if fate is not None else None)
