@@ -25,8 +25,8 @@ from .formats import FORMATS
 from .index import FOLDER, Index
 from .runs import Options, run_git, run_releases
 
-_EPILOG = """Exit status: 0 nothing needs an edit; 1 something does; 2 wrong usage; 3 could not check. What broke and was \
-mended before the last ref is told, and does not count."""
+_EPILOG = """Exit status: 0 nothing needs an edit; 1 something does; 2 wrong usage; 3 could not check. \
+What broke and was mended before the last ref is told, and does not count."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -108,10 +108,9 @@ def parameters_said(was: str, now: str) -> str:
     parts = [f"lost the parameter{_s(lost)} {_listed(lost)}"] if lost else []
     if gained:
         required = [name for name in gained if not new[name] and not name.startswith("*")]
-        some = (
-            f", of which {_listed(required)} must be given" if len(required) < len(gained) else ", which must be given"
-        )
-        more = some if required else ", which may be left out"
+        more = ", which may be left out"
+        if required:
+            more = ", which must be given" if len(required) == len(gained) else f"; {_listed(required)} must be given"
         parts.append(f"gained the parameter{_s(gained)} {_listed(gained)}{more}")
     if not parts:
         parts = ["takes its parameters in another order" if list(old) != list(new) else "has other defaults"]

@@ -18,6 +18,9 @@ from balance_patcher.feature import Feature
 
 _ROOT = Path(__file__).resolve().parents[2]
 FOLDER = _ROOT / ".cache" / "drift"
+
+#: The modules beside this one that an answer depends on; a report is made of answers, and is not kept.
+ANSWERING = ("looks", "callees", "lookup", "types_of", "shapes", "columns", "objects", "model", "kinds")
 _KEPT = 3  # files of other states of the code
 
 
@@ -107,9 +110,10 @@ def _key(about: str, reads: Mapping[str, str | None]) -> str:
 def code_digest() -> str:
     """Over this Python and every module that an answer may depend on."""
     digest = hashlib.sha256(f"{sys.version} {sys.flags.optimize}".encode())
-    for folder in ("balance_patcher", "deltas", "tools/drift"):
-        for file in sorted((_ROOT / folder).rglob("*.py")):
-            digest.update(file.relative_to(_ROOT).as_posix().encode() + file.read_bytes())
+    files = [file for folder in ("balance_patcher", "deltas") for file in sorted((_ROOT / folder).rglob("*.py"))]
+    files += [Path(__file__).with_name(f"{name}.py") for name in ANSWERING]
+    for file in files:
+        digest.update(file.relative_to(_ROOT).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
