@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -447,6 +447,21 @@ class Report:
     def row(self, feature: str) -> tuple[Cell, ...]:
         return tuple(cell for ref in self.refs if (cell := self.cell(feature, ref.name)) is not None)
 
+    def only(self, deltas: Collection[str]) -> Report:
+        """The same with some deltas only; what speaks of a whole feature of theirs stays."""
+        features = tuple(
+            dataclasses.replace(feature, deltas=tuple(delta for delta in feature.deltas if delta.name in deltas))
+            for feature in self.features
+        )
+        targets = {delta.target for feature in features for delta in feature.deltas}
+        return dataclasses.replace(
+            self,
+            features=features,
+            transitions=tuple(one for one in self.transitions if one.delta is None or one.delta in deltas),
+            callees=tuple(one for one in self.callees if one.target in targets),
+            absorbed=tuple(one for one in self.absorbed if one.delta in deltas),
+        )
+
     @property
     def shown(self) -> tuple[Ref, ...]:
         """The columns that say something: the ends, tags and releases, and those in which something changed."""
@@ -469,6 +484,7 @@ class Report:
                 found.append(Outcome.UNKNOWN)
             elif cell.status == "failed" and cell.ref in judged:
                 found.append(Outcome.BROKEN)
+        found += [Outcome.BROKEN] * bool(self.actions)
         if not self.cells and not self.copies:
             found.append(Outcome.UNKNOWN)
         for copy in self.copies:
