@@ -139,7 +139,9 @@ class Browser:
         self.events.clear()
         self.send("Page.navigate", url=url)
         end = time.monotonic() + PATIENCE
-        while self.run("document.readyState + ' ' + location.href.split('#')[0]") != f"complete {url.partition('#')[0]}":
+        while (
+            self.run("document.readyState + ' ' + location.href.split('#')[0]") != f"complete {url.partition('#')[0]}"
+        ):
             if time.monotonic() > end:
                 raise RuntimeError(f"{url} is not loaded")
             time.sleep(0.02)

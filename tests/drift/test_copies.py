@@ -95,7 +95,7 @@ def test_the_helper_that_lost_an_argument(compared: dict[str, Copy]) -> None:
 
 def test_a_method_that_is_nowhere_is_said(compared: dict[str, Copy]) -> None:
     (call,) = [one for one in at(compared["0.26.0rc1"], "0.31.0").calls if "_select_waiting" in one.callee]
-    assert call.why == "Scheduler has no _select_waiting_queue_for_scheduling"
+    assert call.why == "Scheduler has no `_select_waiting_queue_for_scheduling`"
     assert not at(compared["0.26.0rc1"], "0.30.0").calls
 
 
@@ -176,14 +176,14 @@ CALLS = {
     "self.plain(1, 2)": "too many positional arguments",
     "self.close(True)": "",
     "self.close(True, 1)": "too many positional arguments",
-    "self.gone(1)": "Planner has no gone",
+    "self.gone(1)": "Planner has no `gone`",
     "self.hook(1, 2, 3)": "",
     "self.queue(1, 2, 3)": "",
     "self.ours(1, 2, 3)": "",
     "super().plan(1, 2)": "too many positional arguments",
     "self.store.take(1)": "",
     "self.store.take()": "missing a required argument: 'n'",
-    "self.store.gone()": "Store has no gone",
+    "self.store.gone()": "Store has no `gone`",
     "self.given.take()": "missing a required argument: 'n'",
     "self.unknown.take()": "",
     "now.take()": "",
@@ -192,7 +192,7 @@ CALLS = {
     "Store.make(1, 2)": "too many positional arguments",
     "Store.take(now, 1)": "",
     "Thing(1)": "",
-    "missing(1)": "vllm.helpers has no missing",
+    "missing(1)": "vllm.helpers has no `missing`",
     "elsewhere(1, 2)": "",
 }
 COPY = """

@@ -110,9 +110,7 @@ def test_a_copy_that_does_not_fit_at_the_judged_ref_is_told_call_by_call() -> No
     copy = replace(copy, cells=(*copy.cells[:-1], replace(misfit, ref="main")))
     text = as_markdown(replace(EXAMPLE, copies=(copy,)))
     assert "nearest is `v1.0.0`; 1 call no longer fits\n" in text
-    assert (
-        "- somebody/patch.py:140 `a, b = self.blocks.take(3)`: it returns a tuple of 3, and is unpacked into 2" in text
-    )
+    assert "- line 140: `a, b = self.blocks.take(3)`: it returns a tuple of 3, and is unpacked into 2" in text
 
 
 @pytest.mark.parametrize("status", ["gone", "unreadable"])

@@ -92,7 +92,7 @@ class Callees:
             return Target(text, name, found[0], None), 0
         if found or name in _names(text) or _assigned(text, name):
             return None
-        return Gone(origin, f"{module} has no {name}")
+        return Gone(origin, f"{module} has no `{name}`")
 
     def _method(
         self, text: ModuleText, owner: ast.ClassDef, name: str, *, of_class: bool = False
@@ -107,7 +107,7 @@ class Callees:
                 return (Target(home, f"{node.name}.{name}", methods[0], node), bound) if bound is not None else None
         if ClassChain(self._lane, text, owner).has(name) or not self._closed(text, owner):
             return None
-        return Gone(f"{text.module}:{owner.name}.{name}", f"{owner.name} has no {name}")
+        return Gone(f"{text.module}:{owner.name}.{name}", f"{owner.name} has no `{name}`")
 
     def _chain(self, text: ModuleText, owner: ast.ClassDef) -> Iterator[tuple[ModuleText, ast.ClassDef]]:
         yield text, owner

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .annotations import as_github
 from .markdown import as_markdown
 from .model import Report, to_json
+from .page import as_html
 from .text import as_text
 
 FORMATS: dict[str, Callable[[Report], str]] = {
@@ -14,4 +15,5 @@ FORMATS: dict[str, Callable[[Report], str]] = {
     "json": to_json,
     "markdown": as_markdown,
     "github": as_github,
+    "html": as_html,
 }

@@ -178,7 +178,7 @@ def _copy(copy: Copy, judged: Sequence[str]) -> Iterator[str]:
         len(cell.calls), f"{len(cell.calls)} calls no longer fit"
     )
     yield f"{place}: {said}; {calls}"
-    yield from (f"{_text(copy.file)}:{call.line} {_code(_short(call.call))}: {_text(call.why)}" for call in cell.calls)
+    yield from (f"line {call.line}: {_code(_short(call.call))}: {_text(call.why)}" for call in cell.calls)
 
 
 # -- text that is not ours -------------------------------------------------------------------

@@ -514,6 +514,8 @@ class Report:
                 fits = sum(cell.status in STATUSES[:3] for cell in row[-1].deltas)
                 edits = "no edit needed" if not actions else "see above"
                 yield 2, f"{feature.name}: {fits}/{len(row[-1].deltas)} apply on {over}, {edits}"
+        for copy in self.copies:
+            yield from _copied(copy, [ref.name for ref in self.refs if ref.judged])
 
 
 #: What a copy at a judged ref means for the exit status.
@@ -524,6 +526,22 @@ _COPIED = {
     "gone": Outcome.BROKEN,
     "unreadable": Outcome.UNKNOWN,
 }
+
+
+def _copied(copy: Copy, judged: Collection[str]) -> Iterator[tuple[int, str]]:
+    """What a copy needs at the last judged ref."""
+    cells = [cell for cell in copy.cells if cell.ref in judged]
+    if not cells:
+        return
+    cell = cells[-1]
+    place = f"{copy.file}:{copy.line}"
+    if cell.status == "misfit":
+        count = f"{len(cell.calls)} calls do not fit" if len(cell.calls) > 1 else "1 call does not fit"
+        yield 0, f"ACTION: edit {place} ({copy.qualname}: {count} in {cell.ref})"
+    elif cell.status == "gone":
+        yield 0, f"ACTION: edit {place} ({copy.qualname}: what it copies is not in {cell.ref})"
+    elif cell.status == "unreadable":
+        yield 1, f"{copy.qualname}: could not be looked at in {cell.ref}"
 
 
 def _action(change: Transition) -> str:

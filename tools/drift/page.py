@@ -22,7 +22,7 @@ from balance_patcher.errors import CATALOGUE, Failure, Outcome
 from balance_patcher.extras import require
 
 from .kinds import Kind
-from .model import CalleeChange, Cell, Copy, CopyCell, DeltaCell, Ref, Report, Transition
+from .model import CalleeChange, Cell, CopyCell, DeltaCell, Ref, Report, Transition
 from .sides import Pair, beside, of_patch
 
 _FILES = Path(__file__).parent / "web"
@@ -124,7 +124,8 @@ def as_html(report: Report) -> str:
         digests=[_digest(script), _digest(style)], statuses=STATUSES, copied=_COPIES,
         mood=_mood(report), title=_title(report), callees=sorted(report.callees, key=lambda one: one.rank),
         timeline=list(_timeline(report, rows)), beside=beside, of_patch=of_patch, kind_says=_kind_says,
-        callee_pairs=_callee_pairs, told=_told, commit_url=_commit_url, pull_url=_pull_url,
+        callee_pairs=_callee_pairs, told=_told, short=_short, verdicts=report.verdicts, commit_url=_commit_url,
+        pull_url=_pull_url,
     )  # fmt: skip
     return text
 
@@ -157,9 +158,7 @@ def _rows(report: Report, ids: _Ids) -> Iterator[Row]:
             changes = tuple(change for change in own if change.after == ref.name)
             status = cell.status if cell is not None else "unreadable"
             words = _words(feature.name, ref.name, status, changes)
-            row.views.append(
-                View(ids.new(feature.name, ref.name), ref, status, words, changes=changes, cell=cell)
-            )
+            row.views.append(View(ids.new(feature.name, ref.name), ref, status, words, changes=changes, cell=cell))
         yield _joined(row)
         for delta in feature.deltas:
             inner = Row("delta", delta.name, feature.name, delta)
@@ -208,11 +207,11 @@ def _words(name: str, ref: str, status: str, changes: Sequence[Transition]) -> s
     return f"{said}; an edit is needed" if any(change.action for change in changes) else said
 
 
-def _timeline(report: Report, rows: Sequence[Row]) -> Iterator[tuple[Ref, list[tuple[Transition, str]], list[CalleeChange]]]:
+def _timeline(
+    report: Report, rows: Sequence[Row]
+) -> Iterator[tuple[Ref, list[tuple[Transition, str]], list[CalleeChange]]]:
     """The columns in which something changed, the newest first, each change with the id of its explanation."""
-    places = {
-        (row.title, view.ref.name): view.id for row in rows for view in row.views
-    }
+    places = {(row.title, view.ref.name): view.id for row in rows for view in row.views}
     for ref in reversed(report.shown):
         changes = [
             (change, places[change.delta or change.feature, ref.name])
@@ -249,6 +248,12 @@ def _told(failures: Iterable[Failure]) -> str:
 
 def _callee_pairs(change: CalleeChange) -> tuple[Pair, ...]:
     return beside(change.old, change.new)
+
+
+def _short(file: str) -> str:
+    """What tells one file from another: the release that it is of, or its last two parts."""
+    form, _, rest = file.partition(":")
+    return rest.partition(":")[0] if form == "pypi" else "/".join(file.replace("\\", "/").split("/")[-2:])
 
 
 def _commit_url(number: str) -> str:

@@ -41,6 +41,9 @@
     });
   }
 
+  // The newest is what a reader wants first.
+  for (const box of document.querySelectorAll(".scroll")) box.scrollLeft = box.scrollWidth;
+
   // The deltas of a feature in which nothing happened are folded away.
   const keys = document.querySelector(".keys");
   if (keys) keys.hidden = false;
