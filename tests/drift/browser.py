@@ -10,7 +10,6 @@ import base64
 import json
 import os
 import select
-import shutil
 import struct
 import subprocess
 import time
@@ -19,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-FETCHED = ROOT / ".cache" / "chromium" / "run"
+from tools.chromium import browser
+
 PATIENCE = 60  # seconds for one answer; a loaded machine is slow to start a browser
 
 
 def chromium() -> str | None:
     """The browser on PATH, or the one that ``tools/chromium.py`` put into the cache folder."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    return found or (str(FETCHED) if FETCHED.is_file() else None)
+    found = browser()
+    return None if found is None else str(found)
 
 
 @dataclass
@@ -44,8 +42,8 @@ class Picture:
         red, green, blue = self.rows[int(y)][start : start + 3]
         return red, green, blue
 
-    def crop(self, x: float, y: float, width: float, height: float) -> list[tuple[int, int, int]]:
-        return [self.at(x + dx, y + dy) for dy in range(int(height)) for dx in range(int(width))]
+    def pixels(self) -> list[tuple[int, int, int]]:
+        return [self.at(x, y) for y in range(self.height) for x in range(self.width)]
 
 
 class Browser:
@@ -76,10 +74,14 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log", "DOM", "Accessibility"):
-            self.send(f"{domain}.enable")
+        try:
+            target = self.send("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Network", "Log", "DOM", "Accessibility"):
+                self.send(f"{domain}.enable")
+        except RuntimeError as error:
+            self.close()
+            raise RuntimeError(f"{error}: {(profile / 'log').read_text(errors='replace')[-500:]}") from None
 
     def close(self) -> None:
         """End it, by its own command first."""
@@ -165,11 +167,26 @@ class Browser:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
 
-    def png(self, *, whole: bool = False) -> bytes:
-        return base64.b64decode(self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"])
+    def png(self, *box: float) -> bytes:
+        """What is seen; or only x, y, width and height of it, as they are in the window."""
+        clip = {}
+        if box:
+            scrolled = self.run("[scrollX, scrollY]")
+            x, y, width, height = box
+            clip = {"clip": {"x": x + scrolled[0], "y": y + scrolled[1], "width": width, "height": height, "scale": 1}}
+        return base64.b64decode(self.send("Page.captureScreenshot", format="png", **clip)["data"])
 
-    def picture(self) -> Picture:
-        return decoded(self.png())
+    def picture(self, *box: float) -> Picture:
+        return decoded(self.png(*box))
+
+    def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Where an element is in the window, scrolled to if need be."""
+        x, y, width, height = self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});"
+            " const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+        )
+        return x, y, width, height
 
 
 def decoded(png: bytes) -> Picture:
