@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,21 @@ from .callees import Calls
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
 from .explain import Side, delta_state, explain, fact_state
-from .index import Index
+from .index import Index, digest
 from .looks import CallsLook, Look
-from .model import Cell, Commit, Counts, DeltaInfo, FeatureInfo, FirstBad, Report, Transition
+from .model import (
+    Cell,
+    Commit,
+    Counts,
+    DeltaInfo,
+    FeatureInfo,
+    FirstBad,
+    Proposal,
+    Report,
+    Transition,
+    decoded,
+)
+from .proposing import Asked, Where, propose
 from .search import Line, first_bad
 from .work import Answer, Done, Job, Subject, do, subject_of_calls, subject_of_feature
 
@@ -105,7 +118,50 @@ class Engine:
         """Every change of every feature, with the commit that made it."""
         for one in self.chosen:
             found = [change for at in range(1, len(self.columns)) for change in self._changes(one, at)]
-            yield from _marked(found, self._looks[one.feature.name, len(self.columns) - 1])
+            for change in _marked(found, self._looks[one.feature.name, len(self.columns) - 1]):
+                yield self._proposed(one, change) if change.action else change
+
+    def _proposed(self, one: Chosen, change: Transition) -> Transition:
+        """The change with a proposal, or with why there is none; one that was made before is remembered."""
+        delta = next((each for each in one.feature.deltas if each.name == change.delta), None)
+        if delta is None or one.file is None:
+            return replace(change, why_no_proposal="it has no anchor that could be another one")
+        at = {column.ref.name: number for number, column in enumerate(self.columns)}
+        ends = dict.fromkeys((at[change.before], at[change.after], 0, len(self.columns) - 1))
+        looks = [self._looks[one.feature.name, number] for number in ends]
+        reads = sorted(str(sorted(look.reads.items(), key=str)) for look in looks)
+        names = [self.columns[number].ref.name for number in ends]
+        about = f"proposal {one.subject().about} {delta.name} {digest([*reads, *names, change.was_variant or ''])}"
+        found = self.index.find(about, lambda _: None)
+        if found is None:
+            where = [Where(self.columns[number].ref.name, self.columns[number].lane) for number in ends]
+            asked = Asked(
+                one.feature,
+                one.file.parent,
+                delta,
+                change.was_variant,
+                where[0],
+                where[1],
+                where[2:],
+                self._command(one),
+            )
+            made = propose(asked)
+            found = made if isinstance(made, str) else dataclasses.asdict(made)
+            self.index.keep(about, {}, found)
+        if isinstance(found, str):
+            return replace(change, why_no_proposal=found)
+        return replace(change, proposal=decoded(Proposal, found))
+
+    def _command(self, one: Chosen) -> Callable[[str], str]:
+        """What proves a proposal at a ref, once it is applied."""
+        places = {column.ref.name: column.place.name for column in self.columns}
+        what = f"--deltas {one.file}" if one.loose else f"--feature {one.feature.name}"
+
+        def command(ref: str) -> str:
+            place = places[ref]
+            return f"python -m balance_patcher verify {what} {place if ':' in place else f'pypi:vllm=={place}'}"
+
+        return command
 
     def _changes(self, one: Chosen, at: int) -> Iterator[Transition]:
         name = one.feature.name
