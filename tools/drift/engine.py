@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from .model import (
     Transition,
     decoded,
 )
-from .proposing import Asked, Where, propose
+from .proposing import Asked, Where, made
 from .search import Line, first_bad
 from .work import Answer, Done, Job, Subject, do, subject_of_calls, subject_of_feature
 
@@ -135,18 +134,9 @@ class Engine:
         found = self.index.find(about, lambda _: None)
         if found is None:
             where = [Where(self.columns[number].ref.name, self.columns[number].lane) for number in ends]
-            asked = Asked(
-                one.feature,
-                one.file.parent,
-                delta,
-                change.was_variant,
-                where[0],
-                where[1],
-                where[2:],
-                self._command(one),
-            )
-            made = propose(asked)
-            found = made if isinstance(made, str) else dataclasses.asdict(made)
+            command = self._command(one)
+            variant = change.was_variant
+            found = made(Asked(one.feature, one.file.parent, delta, variant, where[0], where[1], where[2:], command))
             self.index.keep(about, {}, found)
         if isinstance(found, str):
             return replace(change, why_no_proposal=found)

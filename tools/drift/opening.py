@@ -7,7 +7,6 @@ what was literal there, it follows the hole; so a renamed attribute is renamed i
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ def opened(
         found: The new statement.
         taken: Names that other holes of the anchor have.
     """
-    nodes = copy.deepcopy(pattern.nodes)
+    nodes = tuple(map(_copied, pattern.nodes))
     allowed = dict(allow)
     renamed: dict[str, str] = {}
     for _ in range(_TIMES):
@@ -75,6 +74,21 @@ def _written(pattern: Pattern, allow: Mapping[str, tuple[str, ...]], renamed: Ma
     except (PatchError, ValueError, AttributeError):
         return None
     return Opened(text, dict(allow), renamed)
+
+
+def _copied(node: ast.AST) -> ast.AST:
+    """A tree of its own; a hole for an operator is no node that the standard library can copy."""
+    if isinstance(node, OperatorHole):
+        return OperatorHole(node.name)
+    fields = {
+        name: [_copied(one) if isinstance(one, ast.AST) else one for one in value]
+        if isinstance(value, list)
+        else _copied(value)
+        if isinstance(value, ast.AST)
+        else value
+        for name, value in ast.iter_fields(node)
+    }
+    return ast.copy_location(type(node)(**fields), node)
 
 
 def _bare(node: ast.AST, *, header: bool) -> ast.AST:

@@ -7,15 +7,18 @@ first bad one, and on the ends. A person decides; a proposal is text.
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from balance_patcher.anchors import find_anchor
 from balance_patcher.check import check_feature
 from balance_patcher.delta import Anchor, Delta, Variant
 from balance_patcher.errors import Failure, Outcome, PatchError
 from balance_patcher.feature import Feature
+from balance_patcher.report import names
 from balance_patcher.source import Lane
 from balance_patcher.targets import Target, find_target
 
@@ -60,6 +63,15 @@ class Asked:
     bad: Where
     others: Sequence[Where]
     command: Callable[[str], str]
+
+
+def made(asked: Asked) -> dict[str, Any] | str:
+    """The same as plain data. No report is lost because a proposal could not be made."""
+    try:
+        found = propose(asked)
+    except Exception as error:  # noqa: BLE001 - it tries what nobody has written
+        return f"the search for one failed: {type(error).__name__}: {error}"
+    return found if isinstance(found, str) else dataclasses.asdict(found)
 
 
 def propose(asked: Asked) -> Proposal | str:
@@ -146,23 +158,24 @@ def _once(one: Candidate, spot: Spot) -> bool:
 
 
 def _holds(asked: Asked, delta: Delta, where: Where) -> str:
-    """Why the feature with the changed delta does not hold at a ref; empty where it does."""
+    """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it."""
     deltas = tuple(delta if one.name == delta.name else one for one in asked.feature.deltas)
     try:
-        report = check_feature(where.lane(), replace(asked.feature, deltas=deltas))
+        lane = where.lane()
+        report = check_feature(lane, replace(asked.feature, deltas=deltas))
+        before = {_key(failure) for failure in check_feature(lane, asked.feature).failures}
     except PatchError as error:
         return f"{where.ref}: {error.failures[0].headline}"
-    # Another delta of the feature may be broken, too: this proposal is for one of them.
-    own = [failure for failure in report.failures if not _of_another(failure, delta, asked.feature)]
     cell = next((row for row in report.deltas if row.name == delta.name), None)
-    if cell is None or cell.status == "failed" or own:
-        return f"{where.ref}: {own[0].headline if own else 'it still fails'}"
+    own = [failure for failure in report.failures if _key(failure) not in before or names(failure, delta.name, "")]
+    if own or cell is None or cell.status == "failed":
+        return f"a candidate is refused at {where.ref}: {own[0].headline if own else 'it still fails'}"
+    # Another delta of the feature may be broken, too; then nobody can say more of this one.
     return "" if report.outcome is not Outcome.UNKNOWN or report.failures else f"{where.ref}: could not be checked"
 
 
-def _of_another(failure: Failure, delta: Delta, feature: Feature) -> bool:
-    others = [one for one in feature.deltas if one.name != delta.name]
-    return any(f"'{one.name}'" in failure.what or dict(failure.fields).get("delta") == one.name for one in others)
+def _key(failure: Failure) -> tuple[str, str]:
+    return failure.code, failure.what
 
 
 def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:
