@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from balance_patcher.delta import APART, Anchor, Level, Variant
+from balance_patcher.delta import APART, Anchor, InsertAfter, InsertBefore, Level, Variant
 from balance_patcher.errors import PatchError
 from balance_patcher.generalise import Common
 from balance_patcher.parts import Parts
@@ -22,11 +23,18 @@ from .opening import opened, opened_anchor
 
 @dataclass(frozen=True)
 class Candidate:
-    """An anchor, what its new holes stand for, and what a person has to look at before it is believed."""
+    """An anchor that might do.
+
+    Attributes:
+        renamed: What was literal in its pattern, by the hole that stands for it now.
+        note: What a person has to look at before it is believed.
+        at: Which of the matched statements is the one that is meant.
+    """
 
     anchor: Anchor
     renamed: Mapping[str, str]
     note: str = ""
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,15 +73,44 @@ def candidates(variant: Variant, old: Spot, new: Spot) -> Iterator[Candidate]:
     if first is None:
         return
     needed = {getattr(edit, "at", "anchor") for edit in variant.edits if not isinstance(edit, APART)}
-    bases = [Candidate(first[0], first[1])]
-    for base in bases:
+    for base in (Candidate(first[0], first[1]), *_joined(variant, first[0], first[1], old, new)):
         for inside, said in _levels(base.anchor, new, needed):
             for sides, more in _neighbours(base.anchor, old, new, length):
                 try:
                     made = replace(base.anchor, inside=inside, after=sides[0], before=sides[1])
                 except PatchError:
                     continue
-                yield Candidate(made, base.renamed, "; ".join(filter(None, [said, more])))
+                yield replace(base, anchor=made, note="; ".join(filter(None, [base.note, said, more])))
+
+
+def _joined(variant: Variant, anchor: Anchor, renamed: Mapping[str, str], old: Spot, new: Spot) -> Iterator[Candidate]:
+    """The anchor with a neighbour taken into its pattern, where what is put in stands on the other side."""
+    kinds = {type(edit) for edit in variant.edits if getattr(edit, "at", "") == "anchor"}
+    length = len(anchor.compiled.nodes)
+    if anchor.compiled.kind in {"expression", "header"}:
+        return
+    said = "the statement beside it is a part of the anchor now"
+    if kinds <= {InsertAfter}:
+        for text in [anchor.after] if anchor.after else _common(old.beside(-1), new.beside(-1)):
+            made = _with(anchor, f"{_whole(text)}\n{_whole(anchor.pattern)}", after=None)
+            if made is not None:
+                yield Candidate(made, renamed, said, 1)
+    if kinds <= {InsertBefore}:
+        for text in [anchor.before] if anchor.before else _common(old.beside(length), new.beside(length)):
+            made = _with(anchor, f"{_whole(anchor.pattern)}\n{_whole(text)}", before=None)
+            if made is not None:
+                yield Candidate(made, renamed, said)
+
+
+def _whole(text: str) -> str:
+    return textwrap.dedent(text).strip("\n")
+
+
+def _with(anchor: Anchor, pattern: str, **sides: None) -> Anchor | None:
+    try:
+        return replace(anchor, pattern=pattern, **sides)
+    except PatchError:
+        return None
 
 
 def _value(anchor: Anchor, found: ast.stmt | list[ast.stmt]) -> ast.AST | list[ast.stmt]:

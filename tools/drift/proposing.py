@@ -154,7 +154,7 @@ def _once(one: Candidate, spot: Spot) -> bool:
         found, _ = find_anchor(spot.target, one.anchor, near=False)
     except PatchError:
         return False
-    return len(found) == 1 and found[0].statements[0] is spot.statement
+    return len(found) == 1 and found[0].statements[one.at] is spot.statement
 
 
 def _holds(asked: Asked, delta: Delta, where: Where) -> str:
