@@ -92,12 +92,12 @@ def _joined(variant: Variant, anchor: Anchor, renamed: Mapping[str, str], old: S
     said = "the statement beside it is a part of the anchor now"
     if kinds <= {InsertAfter}:
         for text in [anchor.after] if anchor.after else _common(old.beside(-1), new.beside(-1)):
-            made = _with(anchor, f"{_whole(text)}\n{_whole(anchor.pattern)}", after=None)
+            made = _with(replace(anchor, after=None), f"{_whole(text)}\n{_whole(anchor.pattern)}")
             if made is not None:
                 yield Candidate(made, renamed, said, 1)
     if kinds <= {InsertBefore}:
         for text in [anchor.before] if anchor.before else _common(old.beside(length), new.beside(length)):
-            made = _with(anchor, f"{_whole(anchor.pattern)}\n{_whole(text)}", before=None)
+            made = _with(replace(anchor, before=None), f"{_whole(anchor.pattern)}\n{_whole(text)}")
             if made is not None:
                 yield Candidate(made, renamed, said)
 
@@ -106,9 +106,9 @@ def _whole(text: str) -> str:
     return textwrap.dedent(text).strip("\n")
 
 
-def _with(anchor: Anchor, pattern: str, **sides: None) -> Anchor | None:
+def _with(anchor: Anchor, pattern: str) -> Anchor | None:
     try:
-        return replace(anchor, pattern=pattern, **sides)
+        return replace(anchor, pattern=pattern)
     except PatchError:
         return None
 

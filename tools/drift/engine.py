@@ -14,7 +14,7 @@ from .callees import Calls
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
 from .explain import Side, delta_state, explain, fact_state
-from .index import Index, digest
+from .index import Index, digest, maker_digest
 from .looks import CallsLook, Look
 from .model import (
     Cell,
@@ -130,7 +130,7 @@ class Engine:
         looks = [self._looks[one.feature.name, number] for number in ends]
         reads = sorted(str(sorted(look.reads.items(), key=str)) for look in looks)
         names = [self.columns[number].ref.name for number in ends]
-        about = f"proposal {one.subject().about} {delta.name} {digest([*reads, *names, change.was_variant or ''])}"
+        about = f"proposal {one.subject().about} {delta.name} {digest([maker_digest(), *reads, *names, change.was_variant or ''])}"
         found = self.index.find(about, lambda _: None)
         if found is None:
             where = [Where(self.columns[number].ref.name, self.columns[number].lane) for number in ends]

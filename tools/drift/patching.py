@@ -138,18 +138,19 @@ def _anchor_text(old: str, call: ast.Call, was: Anchor | None, anchor: Anchor) -
     """The call with what changed written out, and the rest as it stood."""
     given = {"pattern": call.args[0]} if call.args else {}
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    header = old.split("\n")[call.lineno - 1]
+    indent = header[: len(header) - len(header.lstrip())]
     parts: list[str] = []
     for name in ("pattern", "inside", "after", "before", "allow"):
         value = getattr(anchor, name)
         if was is not None and value == getattr(was, name) and name in given:
             text = ast.get_source_segment(old, given[name]) or ""
         elif value:
-            text = _value(value)
+            text = _value(value, f"{indent}    ")
         else:
             continue
         parts.append(text if name == "pattern" else f"{name}={text}")
     line = f"Anchor({', '.join(parts)})"
-    indent = " " * (len(old.splitlines()[call.lineno - 1]) - len(old.splitlines()[call.lineno - 1].lstrip()))
     if "\n" not in line and len(indent) + len(line) + 1 <= _LINE:
         return line
     inner = ",\n".join(
@@ -158,9 +159,9 @@ def _anchor_text(old: str, call: ast.Call, was: Anchor | None, anchor: Anchor) -
     return f"Anchor(\n{inner},\n{indent})"
 
 
-def _value(value: object) -> str:
+def _value(value: object, indent: str = "") -> str:
     if isinstance(value, str):
-        return literal(value)
+        return textwrap.indent(literal(value), indent).lstrip() if "\n" in value else literal(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{literal(name)}: {_value(texts)}" for name, texts in value.items()) + "}"
     if isinstance(value, Level):

@@ -41,10 +41,8 @@ def renames(path: Path, delta: Delta, variant: Variant, good: Lane, bad: Lane) -
 
 def _attributes(tree: ast.AST) -> Counter[str]:
     """How often each attribute of ``self`` is used in a module."""
-    of_self = (
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
-    )
-    return Counter(node.attr for node in of_self)
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return Counter(node.attr for node in found if getattr(node.value, "id", "") == "self")
 
 
 def _changed(path: Path, delta: Delta, name: str, other: str) -> Patched | None:
