@@ -10,25 +10,25 @@ from pathlib import Path
 from balance_patcher.errors import Failure
 from balance_patcher.feature import Feature
 
+from .absorbing import absorbed
 from .callees import Calls
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
 from .explain import Side, delta_state, explain, fact_state
-from .index import Index, digest, maker_digest
+from .index import Index
 from .looks import CallsLook, Look
 from .model import (
+    Absorbed,
     Cell,
     Commit,
     Counts,
     DeltaInfo,
     FeatureInfo,
     FirstBad,
-    Proposal,
     Report,
     Transition,
-    decoded,
 )
-from .proposing import Asked, Where, made
+from .proposed import proposed
 from .search import Line, first_bad
 from .work import Answer, Done, Job, Subject, do, subject_of_calls, subject_of_feature
 
@@ -118,40 +118,7 @@ class Engine:
         for one in self.chosen:
             found = [change for at in range(1, len(self.columns)) for change in self._changes(one, at)]
             for change in _marked(found, self._looks[one.feature.name, len(self.columns) - 1]):
-                yield self._proposed(one, change) if change.action else change
-
-    def _proposed(self, one: Chosen, change: Transition) -> Transition:
-        """The change with a proposal, or with why there is none; one that was made before is remembered."""
-        delta = next((each for each in one.feature.deltas if each.name == change.delta), None)
-        if delta is None or one.file is None:
-            return replace(change, why_no_proposal="it has no anchor that could be another one")
-        at = {column.ref.name: number for number, column in enumerate(self.columns)}
-        ends = dict.fromkeys((at[change.before], at[change.after], 0, len(self.columns) - 1))
-        looks = [self._looks[one.feature.name, number] for number in ends]
-        reads = sorted(str(sorted(look.reads.items(), key=str)) for look in looks)
-        names = [self.columns[number].ref.name for number in ends]
-        about = f"proposal {one.subject().about} {delta.name} {digest([maker_digest(), *reads, *names, change.was_variant or ''])}"
-        found = self.index.find(about, lambda _: None)
-        if found is None:
-            where = [Where(self.columns[number].ref.name, self.columns[number].lane) for number in ends]
-            command = self._command(one)
-            variant = change.was_variant
-            found = made(Asked(one.feature, one.file.parent, delta, variant, where[0], where[1], where[2:], command))
-            self.index.keep(about, {}, found)
-        if isinstance(found, str):
-            return replace(change, why_no_proposal=found)
-        return replace(change, proposal=decoded(Proposal, found))
-
-    def _command(self, one: Chosen) -> Callable[[str], str]:
-        """What proves a proposal at a ref, once it is applied."""
-        places = {column.ref.name: column.place.name for column in self.columns}
-        what = f"--deltas {one.file}" if one.loose else f"--feature {one.feature.name}"
-
-        def command(ref: str) -> str:
-            place = places[ref]
-            return f"python -m balance_patcher verify {what} {place if ':' in place else f'pypi:vllm=={place}'}"
-
-        return command
+                yield proposed(self, one, change) if change.action else change
 
     def _changes(self, one: Chosen, at: int) -> Iterator[Transition]:
         name = one.feature.name
@@ -218,7 +185,7 @@ class Engine:
             counts: How many commits there are, and how many of them matter.
             notes: What a reader should know besides.
         """
-        callees = tuple(callee_changes(self))
+        callees, transitions = tuple(callee_changes(self)), tuple(self.transitions())
         answers: list[Answer] = [*self._looks.values(), *self._calls.values()]
         blobs = {blob for answer in answers for blob in answer.reads.values() if blob}
         remembered = max(0, len(answers) + len(self._extra) - self._judged)
@@ -228,8 +195,9 @@ class Engine:
             refs=tuple(column.ref for column in self.columns),
             features=tuple(info(one.feature) for one in self.chosen),
             cells=tuple(self._cells()),
-            transitions=tuple(self.transitions()),
+            transitions=transitions,
             callees=callees,
+            absorbed=tuple(self._absorbed(transitions)),
             failures=tuple(self._failures()),
             notes=(*notes, *self._notes()),
         )
@@ -242,6 +210,13 @@ class Engine:
             for one in self.chosen:
                 look = self._looks[one.feature.name, at]
                 yield Cell(one.feature.name, column.ref.name, look.status, look.deltas, look.failures)
+
+    def _absorbed(self, changes: Sequence[Transition]) -> Iterator[Absorbed]:
+        refs = [column.ref for column in self.columns]
+        cells = list(self._cells())
+        for one in self.chosen:
+            row = [cell for cell in cells if cell.feature == one.feature.name]
+            yield from absorbed(one.feature, one.file.parent if one.file else None, refs, row, changes)
 
     def _failures(self) -> Iterator[Failure]:
         """What kept callees from being looked at in a column in which the features themselves could be."""
@@ -265,6 +240,9 @@ class Engine:
                 shown = ", ".join(calls.unknown[:4]) + (" …" if len(calls.unknown) > 4 else "")  # noqa: PLR2004
                 count = f"calls in {target} that were not followed: {len(calls.unknown)}"
                 yield f"{count}, because the text does not say what is called: {shown}"
+
+    def look_of(self, feature: str, at: int) -> Look:
+        return self._looks[feature, at]
 
     def calls(self, target: str, at: int) -> Calls | None:
         return self._calls[target, at].calls

@@ -71,15 +71,26 @@ def made(path: Path, old: str, new: str, delta: str) -> Patched:
     Raises:
         CannotPatchError: If it is refused.
     """
+    pairs = zip(old.split("\n"), new.split("\n"), strict=False)
+    first = next((at for at, (a, b) in enumerate(pairs, 1) if a != b), 1)
+    return Patched(
+        f"{path.parent.name}/{path.name}", new, first, unified(path, old, new), declared_in(path, new, delta)
+    )
+
+
+def unified(path: Path, old: str, new: str) -> str:
+    """The change of a file as ``git apply`` takes it at the root of the checkout."""
     file = f"{path.parent.name}/{path.name}"
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    diff = list(difflib.unified_diff(before, after, f"a/{file}", f"b/{file}"))
-    first = next((at for at, (a, b) in enumerate(zip(before, after, strict=False), 1) if a != b), 1)
-    return Patched(file, new, first, "".join(diff), declared_in(path, new, delta))
+    return "".join(difflib.unified_diff(before, after, f"a/{file}", f"b/{file}"))
 
 
-def declared_in(path: Path, text: str, name: str) -> Delta:
-    """The delta of that name that a text declares; the text is run, as an import would run it."""
+def loaded(path: Path, text: str) -> ModuleType:
+    """The module that a changed text makes; it is run, as an import would run it.
+
+    Raises:
+        CannotPatchError: If it is refused.
+    """
     module = ModuleType(f"{_PACKAGE}._proposed_{path.stem}")
     module.__file__, module.__package__ = str(path), _PACKAGE
     sys.modules[module.__name__] = module  # dataclasses look their module up
@@ -90,7 +101,16 @@ def declared_in(path: Path, text: str, name: str) -> Delta:
         raise CannotPatchError(f"the changed declaration is refused: {said}") from error
     finally:
         sys.modules.pop(module.__name__, None)
-    values = list(vars(module).values())
+    return module
+
+
+def declared_in(path: Path, text: str, name: str) -> Delta:
+    """The delta of that name that a text declares.
+
+    Raises:
+        CannotPatchError: If there is none, or the text is refused.
+    """
+    values = list(vars(loaded(path, text)).values())
     values += [item for value in values if isinstance(value, tuple) for item in value]
     values += [delta for value in values for delta in getattr(value, "deltas", ())]
     found = next((one for one in values if isinstance(one, Delta) and one.name == name), None)
