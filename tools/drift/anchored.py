@@ -11,7 +11,7 @@ import copy
 import textwrap
 from dataclasses import dataclass
 
-from balance_patcher.anchors import Match, all_places, find_anchor
+from balance_patcher.anchors import Match, all_places, beside, find_anchor
 from balance_patcher.delta import Anchor
 from balance_patcher.errors import PatchError
 from balance_patcher.matching import Matcher, Mismatch
@@ -58,7 +58,9 @@ def fate_of(anchor: Anchor, old: Target, match: Match, new: Target) -> Fate:
     other = other_place(Place("", old, statement), new)
     if len(found) > 1:
         lines = ", ".join(str(getattr(one.node, "lineno", "?")) for one in found)
-        node = other if other is not None else found[0].node
+        fitting = [one.node for one in found if not isinstance(beside(new, anchor, one), str)]
+        own = fitting[0] if len(fitting) == 1 and (anchor.after or anchor.before) else other
+        node = own if own is not None else found[0].node
         return Fate(Kind.AMBIGUOUS, f"the anchor is found {len(found)} times, in lines {lines}", new.text, node)
     elsewhere = next((miss for miss in misses if miss.code == "BP117" and _is(miss.node, statement)), None)
     if elsewhere is not None:

@@ -10,13 +10,25 @@ from pathlib import Path
 from balance_patcher.errors import Failure
 from balance_patcher.feature import Feature
 
+from .absorbing import absorbed
 from .callees import Calls
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
 from .explain import Side, delta_state, explain, fact_state
 from .index import Index
 from .looks import CallsLook, Look
-from .model import Cell, Commit, Counts, DeltaInfo, FeatureInfo, FirstBad, Report, Transition
+from .model import (
+    Absorbed,
+    Cell,
+    Commit,
+    Counts,
+    DeltaInfo,
+    FeatureInfo,
+    FirstBad,
+    Report,
+    Transition,
+)
+from .proposed import proposed
 from .search import Line, first_bad
 from .work import Answer, Done, Job, Subject, do, subject_of_calls, subject_of_feature
 
@@ -105,7 +117,8 @@ class Engine:
         """Every change of every feature, with the commit that made it."""
         for one in self.chosen:
             found = [change for at in range(1, len(self.columns)) for change in self._changes(one, at)]
-            yield from _marked(found, self._looks[one.feature.name, len(self.columns) - 1])
+            for change in _marked(found, self._looks[one.feature.name, len(self.columns) - 1]):
+                yield proposed(self, one, change) if change.action else change
 
     def _changes(self, one: Chosen, at: int) -> Iterator[Transition]:
         name = one.feature.name
@@ -172,7 +185,7 @@ class Engine:
             counts: How many commits there are, and how many of them matter.
             notes: What a reader should know besides.
         """
-        callees = tuple(callee_changes(self))
+        callees, transitions = tuple(callee_changes(self)), tuple(self.transitions())
         answers: list[Answer] = [*self._looks.values(), *self._calls.values()]
         blobs = {blob for answer in answers for blob in answer.reads.values() if blob}
         remembered = max(0, len(answers) + len(self._extra) - self._judged)
@@ -182,8 +195,9 @@ class Engine:
             refs=tuple(column.ref for column in self.columns),
             features=tuple(info(one.feature) for one in self.chosen),
             cells=tuple(self._cells()),
-            transitions=tuple(self.transitions()),
+            transitions=transitions,
             callees=callees,
+            absorbed=tuple(self._absorbed(transitions)),
             failures=tuple(self._failures()),
             notes=(*notes, *self._notes()),
         )
@@ -196,6 +210,13 @@ class Engine:
             for one in self.chosen:
                 look = self._looks[one.feature.name, at]
                 yield Cell(one.feature.name, column.ref.name, look.status, look.deltas, look.failures)
+
+    def _absorbed(self, changes: Sequence[Transition]) -> Iterator[Absorbed]:
+        refs = [column.ref for column in self.columns]
+        cells = list(self._cells())
+        for one in self.chosen:
+            row = [cell for cell in cells if cell.feature == one.feature.name]
+            yield from absorbed(one.feature, one.file.parent if one.file else None, refs, row, changes)
 
     def _failures(self) -> Iterator[Failure]:
         """What kept callees from being looked at in a column in which the features themselves could be."""
@@ -219,6 +240,9 @@ class Engine:
                 shown = ", ".join(calls.unknown[:4]) + (" …" if len(calls.unknown) > 4 else "")  # noqa: PLR2004
                 count = f"calls in {target} that were not followed: {len(calls.unknown)}"
                 yield f"{count}, because the text does not say what is called: {shown}"
+
+    def look_of(self, feature: str, at: int) -> Look:
+        return self._looks[feature, at]
 
     def calls(self, target: str, at: int) -> Calls | None:
         return self._calls[target, at].calls

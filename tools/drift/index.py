@@ -102,6 +102,17 @@ class Index:
         return opened
 
 
+def maker_digest() -> str:
+    """Over every module here: a proposal is made anew when one of them changes."""
+    folder = Path(__file__).parent
+    return digest(file.read_text("utf-8") for file in sorted(folder.glob("*.py")))
+
+
+def digest(texts: Iterable[str]) -> str:
+    """Over some texts, in their order."""
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
 def _key(about: str, reads: Mapping[str, str | None]) -> str:
     rows = [about, *(f"{path} {reads[path]}" for path in sorted(reads))]
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()
@@ -125,8 +136,3 @@ def about_feature(feature: Feature, file: Path | None) -> str:
 
 def about_calls(target: str) -> str:
     return f"calls {target}"
-
-
-def all_paths(reads: Iterable[Mapping[str, str | None]]) -> set[str]:
-    """Every path of some looks."""
-    return {path for one in reads for path in one}
