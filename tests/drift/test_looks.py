@@ -274,6 +274,8 @@ def test_both_sides_stand_beside_each_other_on_a_desk_and_below_on_a_phone(
     assert new_y > old_y
     same = "document.querySelectorAll('article:target tr.equal .line.old')[0].checkVisibility()"
     assert browser.run(same) is False
+    line = "document.querySelector('article:target tr.changed .line.new').getBoundingClientRect().width"
+    assert browser.run(line) > 200
 
 
 def test_keys_are_enough(desk: Browser, pages: dict[str, str]) -> None:

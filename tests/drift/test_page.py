@@ -185,7 +185,7 @@ def kinds(old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
         (("a", "gone"), ("a",), ["equal", "removed"]),
         (("a",), ("a", "came"), ["equal", "added"]),
         (("zzzz",), ("qqqq",), ["removed", "added"]),
-        (("value = one",), ("xxxxx", "value = two"), ["added", "changed"]),
+        (("value = one",), ("xxxxx", "value = ones"), ["added", "changed"]),
     ],
 )
 def test_lines_that_belong_together_share_a_row(old: Any, new: Any, expected: list[str]) -> None:
@@ -201,8 +201,18 @@ def test_in_a_changed_line_only_what_changed_is_marked() -> None:
     assert (pair.old.number, pair.new.number) == (7, 9)
 
 
+def test_the_indentation_that_all_lines_share_is_left_out_and_never_marked() -> None:
+    old, new = Snippet("f", 1, ("    if a:", "", "        b")), Snippet("f", 1, ("    if a:", "", "            b"))
+    pairs = beside(old, new)
+    assert pairs[0].new is not None
+    assert pairs[0].new.pieces == (("if a:", False),)
+    assert not [piece for pair in pairs for side in (pair.old, pair.new) if side for piece, told in side.pieces if told]
+    (alone,) = beside(Snippet("f", 5, ("    x",), (5,)), None)
+    assert (alone.kind, alone.old) == ("equal", alone.new)
+
+
 def test_a_patch_has_its_lines_and_its_gaps() -> None:
-    patch = "--- a\n+++ b\n@@ -3,2 +3,2 @@\n same\n-old one\n+new one\n@@ -20,1 +20,2 @@\n x\n+y\n"
+    patch = "--- a\n+++ b\n@@ -3,2 +3,2 @@\n same\n-one old line\n+one new line\n@@ -20,1 +20,2 @@\n x\n+y\n"
     pairs = of_patch(patch)
     assert [pair.kind for pair in pairs] == ["equal", "changed", "gap", "equal", "added"]
     assert [pair.new.number for pair in pairs if pair.new is not None] == [3, 4, 20, 21]

@@ -163,6 +163,14 @@ def test_nothing_of_upstreams_is_markup_or_a_mention() -> None:
     assert not re.search(r"^::", as_markdown(hostile()), re.MULTILINE)
 
 
+def test_callees_that_only_do_something_else_are_counted() -> None:
+    quiet = replace(CALLEES[0], what="body", rank=7)
+    text = as_markdown(replace(EXAMPLE, callees=(quiet, quiet, CALLEES[1])))
+    assert "- `Planner.split` parameters: " in text
+    assert "- 2 that are called as they were, and do something else" in text
+    assert "Blocks.take" not in text
+
+
 # -- annotations -----------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -20,6 +21,7 @@ from balance_patcher.errors import Outcome, PatchError, refuse
 from balance_patcher.render import prefer_astor
 
 from .choice import choose, pinned
+from .copies import copies_in, held, with_copies
 from .engine import Tell
 from .formats import FORMATS
 from .index import FOLDER, Index
@@ -63,7 +65,19 @@ def report(
         list[Path] | None, typer.Option(metavar="FILE", help="A delta file anywhere, as verify takes it.")
     ] = None,
     vllm_ascend: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A checkout of vllm-ascend, whose pins can be named.")
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A checkout of vllm-ascend: its pins can be named, and its own copies are held beside each ref.",
+        ),
+    ] = None,
+    copy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE:Class.method[=TARGET]",
+            help="Somebody's verbatim copy, to be held beside each ref; FILE may be a member of a source, as in "
+            "pypi:vllm-ascend==0.25.1rc1:vllm_ascend/x.py. With --vllm-ascend, its own copies.",
+        ),
     ] = None,
     format: Annotated[Format, typer.Option(help="How it is written.")] = Format.text,  # type: ignore[attr-defined]  # noqa: A002
     output: Annotated[
@@ -87,6 +101,9 @@ def report(
         raise refuse("BP007", "--repo needs --since", next="name the first ref: --since v0.32.0")
     names = [name.strip() for text in features or () for name in text.split(",") if name.strip()]
     chosen = choose(names, deltas or (), delta or ())
+    declared = [one.feature for one in chosen]
+    copies = [held(text) for text in copy or ()]
+    copies += copies_in(vllm_ascend, declared) if vllm_ascend is not None and not copies else []
     index = Index(None if no_index else FOLDER)
     options = Options(all_commits, columns is Columns.tags, processes)
     with _progress() as tell:
@@ -98,7 +115,10 @@ def report(
                 run = run_releases(releases or "", chosen, index, options, tell)
         finally:
             index.close()
-    found = run.report if not delta else run.report.only(delta)
+    found = with_copies(run.report, copies, run.columns, declared)
+    if vllm_ascend is not None and not copies:
+        found = replace(found, notes=(*found.notes, f"{vllm_ascend} holds none of the copies that are declared"))
+    found = found if not delta else found.only(delta)
     _write(FORMATS[format.value](found), output)
     raise typer.Exit(int(found.outcome))
 

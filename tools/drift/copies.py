@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from balance_patcher.source import DirSource, Lane, ModuleText, module_text, ope
 from balance_patcher.targets import FunctionNode, find_target
 
 from .called import Where
+from .columns import Column, NotingLane, same_reads
 from .fitting import bad_calls
-from .model import Copy, CopyCell
+from .model import Copy, CopyCell, Report
 from .plain import drift, plain_lines, unified
 
 _FORMS = ("pypi", "wheel", "dir", "git")
@@ -163,6 +164,27 @@ def _imports(text: ModuleText) -> Mapping[str, str]:
     return {name: origin for node in imports for name, origin in imported(node, package)}
 
 
+def copies_in(host: Path, features: Iterable[Feature]) -> tuple[Held, ...]:
+    """The copies that features declare in the module that they stand in for, in a checkout of that module's project.
+
+    One that has none any more needs no report of them.
+
+    Raises:
+        PatchError: BP508, if the module cannot be parsed.
+    """
+    declared = [feature.stand_in for feature in features if feature.stand_in is not None and feature.stand_in.copies]
+    found = []
+    for stand_in in declared:
+        file = host / f"{stand_in.module.replace('.', '/')}.py"
+        if not file.is_file():
+            continue
+        text = _read(str(file), str(file))
+        for qualname, target in stand_in.copies.items():
+            if not isinstance(find_target(_One(text), f"{text.module}:{qualname}"), Failure):
+                found.append(held_in(str(file), text, qualname, target))
+    return tuple(found)
+
+
 # -- one place, and all of them --------------------------------------------------------------
 
 
@@ -174,7 +196,7 @@ def copy_of(one: Held, target: str, places: Sequence[tuple[str, Lane]]) -> Copy:
         target: What it is a copy of, ``module:Qual.name``.
         places: The columns by name, the oldest first, each with the vLLM that stands there.
     """
-    cells = tuple(cell_of(one, target, name, lane) for name, lane in places)
+    cells = tuple(_cells(one, target, places))
     told = [cell for cell in cells if cell.status not in {"gone", "unreadable"}]
     # Of several that are as near, the newest: up to there it was kept in step.
     base = min(reversed(told), key=lambda cell: cell.added + cell.removed, default=None)
@@ -184,6 +206,29 @@ def copy_of(one: Held, target: str, places: Sequence[tuple[str, Lane]]) -> Copy:
             diff = _diff(one, target, name, lane)
             break
     return Copy(one.file, one.node.lineno, one.qualname, target, cells, base.ref if base else None, diff)
+
+
+def with_copies(report: Report, ones: Sequence[Held], columns: Sequence[Column], features: Iterable[Feature]) -> Report:
+    """The report with each copy beside each column.
+
+    Raises:
+        PatchError: BP931.
+    """
+    known = tuple(features)
+    places = [(column.ref.name, column.lane()) for column in columns]
+    return replace(report, copies=tuple(copy_of(one, target_of(one, known), places) for one in ones))
+
+
+def _cells(one: Held, target: str, places: Sequence[tuple[str, Lane]]) -> Iterator[CopyCell]:
+    """A cell for each place; where all that was read for one before is the same text, it is that one again."""
+    seen: list[tuple[dict[str, str | None], CopyCell]] = []
+    for name, lane in places:
+        place = lane.place if isinstance(lane, NotingLane) else None
+        known = next((cell for reads, cell in reversed(seen) if place is not None and same_reads(place, reads)), None)
+        cell = replace(known, ref=name) if known is not None else cell_of(one, target, name, lane)
+        if known is None and isinstance(lane, NotingLane) and cell.status != "unreadable":
+            seen.append((dict(lane.reads), cell))
+        yield cell
 
 
 def cell_of(one: Held, target: str, ref: str, lane: Lane) -> CopyCell:

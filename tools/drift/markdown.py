@@ -62,8 +62,7 @@ def _lines(report: Report, detail: _Detail) -> Iterator[str]:
         yield "Could not check: nothing was looked at."
     for at, change in enumerate(report.actions):
         yield from _break(change, detail, with_patch=at < detail.patches)
-    callees = sorted(report.callees, key=lambda change: change.rank)
-    yield from _list("Callees changed", map(_callee, callees), detail.items)
+    yield from _list("Callees changed", _callees(report.callees), detail.items)
     yield from _list("Absorbed by upstream", map(_absorbed, report.absorbed), detail.items)
     judged = [ref.name for ref in report.refs if ref.judged]
     copies = chain.from_iterable(_copy(copy, judged) for copy in report.copies)
@@ -139,6 +138,14 @@ def _proposal(proposal: Proposal) -> Iterator[str]:
 
 
 # -- the lists -------------------------------------------------------------------------------
+
+
+def _callees(callees: Sequence[CalleeChange]) -> Iterator[str]:
+    """Those that a caller can tell, what matters most first; the others are counted."""
+    told = [change for change in callees if change.what not in {"body", "new"}]
+    yield from map(_callee, sorted(told, key=lambda change: change.rank))
+    if len(told) < len(callees):
+        yield f"{len(callees) - len(told)} that are called as they were, and do something else"
 
 
 def _callee(change: CalleeChange) -> str:

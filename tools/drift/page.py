@@ -125,7 +125,7 @@ def as_html(report: Report) -> str:
         mood=_mood(report), title=_title(report), callees=sorted(report.callees, key=lambda one: one.rank),
         timeline=list(_timeline(report, rows)), beside=beside, of_patch=of_patch, kind_says=_kind_says,
         callee_pairs=_callee_pairs, told=_told, short=_short, verdicts=report.verdicts, commit_url=_commit_url,
-        pull_url=_pull_url,
+        pull_url=_pull_url, loud=_loud, quiet=_quiet, name_of=_name_of, said_of=_said_of,
     )  # fmt: skip
     return text
 
@@ -244,6 +244,24 @@ def _kind_says(label: str) -> tuple[str, str]:
 
 def _told(failures: Iterable[Failure]) -> str:
     return "\n\n".join(str(failure) for failure in failures)
+
+
+def _loud(callees: Iterable[CalleeChange]) -> list[CalleeChange]:
+    """Those that a caller can tell."""
+    return [one for one in callees if one.what not in {"body", "new"}]
+
+
+def _quiet(callees: Iterable[CalleeChange]) -> list[CalleeChange]:
+    return [one for one in callees if one.what in {"body", "new"}]
+
+
+def _name_of(change: CalleeChange) -> str:
+    return change.callee.partition(":")[2]
+
+
+def _said_of(change: CalleeChange) -> str:
+    """The explanation, without the name that stands before it."""
+    return change.explanation.removeprefix(_name_of(change)).strip()
 
 
 def _callee_pairs(change: CalleeChange) -> tuple[Pair, ...]:

@@ -14,7 +14,7 @@ from .model import Snippet
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
-_ALIKE = 0.4  # two lines that share less than this are two lines, not one that was changed
+_ALIKE = 0.6  # two lines that share less than this are two lines, not one that was changed
 
 #: A piece of a line, and whether the other side has something else there.
 Piece = tuple[str, bool]
@@ -49,12 +49,14 @@ class Pair:
 
 
 def beside(old: Snippet | None, new: Snippet | None) -> tuple[Pair, ...]:
-    """Two snippets; where one is missing, all of the other is there as it is."""
-    if old is None or new is None:
-        only = old or new
-        sides = _sides(only) if only is not None else []
-        return tuple(Pair("equal", side, side) for side in sides)
-    return tuple(_pairs(_sides(old), _sides(new)))
+    """Two snippets, without the indentation that all of their lines share; where one is missing, the other as it is."""
+    both = [side for side in (old, new) if side is not None]
+    lines = [line for side in both for line in side.lines if line.strip()]
+    indent = min((len(line) - len(line.lstrip(" ")) for line in lines), default=0)
+    found = [_sides(side, indent) for side in both]
+    if len(found) < len(("old", "new")):
+        return tuple(Pair("equal", side, side) for sides in found for side in sides)
+    return tuple(_pairs(*found))
 
 
 def of_patch(patch: str) -> tuple[Pair, ...]:
@@ -94,9 +96,9 @@ def _plain(number: int, text: str) -> Side:
     return Side(number, ((text, False),))
 
 
-def _sides(snippet: Snippet) -> list[Side]:
+def _sides(snippet: Snippet, indent: int) -> list[Side]:
     return [
-        Side(number, ((line, False),), number in snippet.marked)
+        Side(number, ((line[indent:], False),), number in snippet.marked)
         for number, line in enumerate(snippet.lines, snippet.first)
     ]
 
@@ -136,6 +138,7 @@ def _words(old: Side, new: Side) -> Pair:
     right: list[Piece] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, *words, autojunk=False).get_opcodes():
         for pieces, part in ((left, words[0][a:b]), (right, words[1][c:d])):
-            if part:
-                pieces.append(("".join(part), kind != "equal"))
+            text = "".join(part)
+            if text:
+                pieces.append((text, kind != "equal" and bool(text.strip())))
     return Pair("changed", Side(old.number, tuple(left), old.marked), Side(new.number, tuple(right), new.marked))
