@@ -147,7 +147,7 @@ def hostile() -> Report:
         change, first_bad=replace(found, commit=commit), old=snippet, new=replace(snippet, lines=("~~~", "````", "x")),
         explanation=f"it is not {HOSTILE}",
     )  # fmt: skip
-    callee = replace(CALLEES[0], was=HOSTILE, now="b``")
+    callee = replace(CALLEES[0], callee=f"m:{HOSTILE}", explanation=HOSTILE)
     (copy,) = COPIES
     calls = replace(copy.cells[2].calls[0], call=HOSTILE, why="<b> @everyone")
     cell = replace(copy.cells[2], ref="main", calls=(calls,))
@@ -166,7 +166,7 @@ def test_nothing_of_upstreams_is_markup_or_a_mention() -> None:
 def test_callees_that_only_do_something_else_are_counted() -> None:
     quiet = replace(CALLEES[0], what="body", rank=7)
     text = as_markdown(replace(EXAMPLE, callees=(quiet, quiet, CALLEES[1])))
-    assert "- `Planner.split` parameters: " in text
+    assert "- `Planner.split` lost the parameter c, in " in text
     assert "- 2 that are called as they were, and do something else" in text
     assert "Blocks.take" not in text
 

@@ -36,7 +36,7 @@ class _Detail:
 
 _ALL = 1_000_000
 _DETAILS = (
-    _Detail(6, _ALL, _ALL), _Detail(6, _ALL, 6), _Detail(3, _ALL, 6), _Detail(1, _ALL, 6), _Detail(1, 1, 6),
+    _Detail(6, _ALL, 12), _Detail(6, _ALL, 6), _Detail(3, _ALL, 6), _Detail(1, _ALL, 6), _Detail(1, 1, 6),
     _Detail(1, 1, 3), _Detail(None, 1, 3), _Detail(None, 0, 3), _Detail(None, 0, 1),
 )  # fmt: skip
 
@@ -153,7 +153,8 @@ def _callee(change: CalleeChange) -> str:
     where = f"in {_commit(found)}" if found is not None else f"in {_code(change.after)}"
     calls = f"; called at {_places(change.calls)}" if change.calls else ""
     name = change.callee.partition(":")[2]
-    return f"{_code(name)} {change.what}: {_code(change.was)} → {_code(change.now)}, {where}{calls}"
+    said = change.explanation.removeprefix(name).strip()
+    return f"{_code(name)} {_text(said)}, {where}{calls}"
 
 
 def _places(lines: Sequence[int]) -> str:
