@@ -77,7 +77,7 @@ def test_what_does_not_fit_goes_in_order_and_is_said() -> None:
     assert one.count("--- a/deltas/gate.py") == 1
     assert one.count("A proposal for deltas/gate.py is in the full report.") == 2
     assert "lines more: `--format html`" in as_markdown(many(40))
-    assert "- and 64 more" in as_markdown(many(0, copies=70, callees=1))
+    assert "- and 58 more" in as_markdown(many(0, copies=70, callees=1))
 
 
 def test_the_patch_is_whole_so_that_it_applies() -> None:
