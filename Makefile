@@ -39,6 +39,7 @@ test: .venv/.made-dev  ## all tests: the unit tests and real schedulers on each 
 
 .PHONY: test-unit
 test-unit: .venv/.made-dev  ## the tests that need no vLLM
+	@$(BIN)/python -m tools.chromium >/dev/null
 	@$(BIN)/coverage run -m pytest
 	@$(BIN)/coverage report --format=total | sed 's/.*/branch coverage: &%/'
 

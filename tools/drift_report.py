@@ -17,8 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     root = str(Path(__file__).resolve().parents[1])
     if root not in sys.path:
         sys.path.insert(0, root)
-    from tools.drift.cli import main as run
-
+    try:
+        from tools.drift.cli import main as run
+    except ModuleNotFoundError as error:
+        # With Python's own status 1 this would read as a finding.
+        sys.stderr.write(f"BP513 package is missing: the drift report needs {error.name}\n")
+        sys.stderr.write("  next      pip install 'balance_patcher[tools]'\n")
+        sys.exit(3)
     run(arguments)
 
 
