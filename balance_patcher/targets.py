@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,10 +125,8 @@ def absent(lane: Lane, name: str) -> bool:
     if text is None:
         lane.require_vllm()
         return True
-    words = set(re.findall(r"\w+", text.text))
-    defined = {node.name for node in ast.walk(text.tree) if isinstance(node, (ast.ClassDef, *Function))}
-    missing = next((part for part in qualname.split(".") if part not in defined), None)
-    return missing is not None and missing not in words
+    missing = next((part for part in qualname.split(".") if part not in text.defined), None)
+    return missing is not None and missing not in text.words
 
 
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:

@@ -132,7 +132,8 @@ def test_an_attribute_that_inserted_code_uses(branch: Branch, look) -> None:
     report, bad = told(repo, lambda text: text.replace("self.dp_group", "self.data_group"), look, CORE)
     change = the_one(report, "balance.gather", bad, "attribute-gone")
     assert change.proposal is not None
-    assert (change.proposal.pattern, change.proposal.fails_on) == ("dp_group → data_group", ("v0.29.0",))
+    assert (change.proposal.pattern, change.proposal.holds_on[-1]) == ("dp_group → data_group", bad[:10])
+    assert change.proposal.fails_on == ("v0.29.0", change.before)
     (sets,) = changes(report, "the data-parallel group is an attribute of the engine core")
     assert (sets.kind, sets.was, sets.now, sets.action) == ("attribute-gone", "holds", "broken", True)
     assert sets.first_bad.commit.hash == bad
@@ -191,14 +192,16 @@ def test_what_was_mended_needs_nobody(branch: Branch, look) -> None:
 
 
 def test_a_helper_that_hands_back_more(branch: Branch, look) -> None:
+    head = re.compile(r"(def get_computed_blocks\([^)]*\)[^\n]*:\n)")
+
     def more(text: str) -> str:
-        return re.sub(r"def get_computed_blocks\(self, request: Request\) -> tuple\[[^\n]*\]:",
-                      "def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int, int]:", text)  # fmt: skip
+        return head.sub(r"\1        if not request:\n            return None, 0, 0, 0\n", text)
 
     repo = branch("0.29.0")
     report, bad = told(repo, more, look, "vllm/v1/core/kv_cache_manager.py")
     first = report.callees[0]
-    assert (first.what, first.now) == ("return", "a tuple of 4 or a tuple of 3") or "a tuple of 4" in first.now
+    assert first.what == "return"
+    assert "a tuple of 4" in first.now
     assert first.first_bad is not None
     assert (first.first_bad.commit.hash, first.first_bad.proven) == (bad, True)
     assert report.outcome is Outcome.HOLDS
@@ -215,4 +218,4 @@ def test_a_merged_branch(branch: Branch, look) -> None:
     for every, wanted in ((False, merge), (True, bad)):
         (change,) = changes(look(repo, "v0.29.0", every=every), GATE)
         assert change.first_bad.commit.hash == wanted
-        assert change.first_bad.proven is not every or change.first_bad.proven
+        assert change.first_bad.proven

@@ -38,18 +38,16 @@ def callee_changes(engine: Engine) -> Iterator[CalleeChange]:
 
 def _of_target(engine: Engine, target: str) -> Iterator[CalleeChange]:
     subject = subject_of_calls(target)
-    before: int | None = None
     for at, column in enumerate(engine.columns):
-        new = engine.calls(target, at)
-        if new is None:
+        before = engine.last_seen(at, lambda i: engine.calls(target, i) is not None) if at else None
+        new, old = engine.calls(target, at), engine.calls(target, before) if before is not None else None
+        if new is None or old is None or before is None or old == new:
             continue
-        if before is not None:
-            old = engine.calls(target, before)
-            if old is not None and old != new:
-                for change in changes(old, new, column.lane()):
-                    made = _told(engine, target, before, at, change)
-                    yield replace(made, first_bad=engine.search(subject, before, at, _state(change)))
-        before = at
+        if any(engine.calls(target, other) == new for other in engine.before(at)[1:]):
+            continue  # it came with a merged branch, and is told there
+        for change in changes(old, new, column.lane()):
+            made = _told(engine, target, before, at, change)
+            yield replace(made, first_bad=engine.search(subject, before, at, _state(change)))
 
 
 def _state(change: Change):  # type: ignore[no-untyped-def]  # noqa: ANN202

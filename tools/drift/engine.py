@@ -57,6 +57,9 @@ class Engine:
         index: What is known.
         place: The place of a commit by its hash, to look between columns; ``None`` where there are no commits.
         between: The commits from one column (left out) to the next one that touch what a look has read.
+        before: The columns that a column goes on from, by number: the one before it, and in a history with merged
+            branches each that leads to one of its parents.
+        every: Whether merged branches are a part of the history.
         processes: How many; 0 for as many as there are cores.
         tell: Told of progress.
     """
@@ -66,6 +69,8 @@ class Engine:
     index: Index
     place: Callable[[str], Place] | None = None
     between: Callable[[int], tuple[Commit, ...]] = lambda _: ()
+    before: Callable[[int], tuple[int, ...]] = lambda at: (at - 1,)
+    every: bool = False
     processes: int = 0
     tell: Tell | None = None
     _looks: dict[tuple[str, int], Look] = field(default_factory=dict)
@@ -123,18 +128,23 @@ class Engine:
     def _changes(self, one: Chosen, at: int) -> Iterator[Transition]:
         name = one.feature.name
         new = self._looks[name, at]
-        before = self._last_seen(name, at)
-        if before is None or self._looks[name, before] == new:
+        before = self.last_seen(at, lambda i: self._looks[name, i].status != "unreadable")
+        if before is None or _same(self._looks[name, before], new):
             return
+        if any(_same(self._looks[name, other], new) for other in self.before(at)[1:]):
+            return  # it came with a merged branch, and is told there
         sides = [Side(self.columns[i].ref.name, self._looks[name, i], self.columns[i].lane) for i in (before, at)]
         for change in explain(one.feature, sides[0], sides[1]):
             state = _state_of(change, one.feature)
             yield replace(change, first_bad=self.search(one.subject(), before, at, state) if state else self._here(at))
 
-    def _last_seen(self, name: str, at: int) -> int | None:
-        """The last column before that could be read; the one before, if none could."""
-        seen = [i for i in range(at) if self._looks[name, i].status != "unreadable"]
-        return seen[-1] if seen else None
+    def last_seen(self, at: int, seen: Callable[[int], bool]) -> int | None:
+        """The last column before one that could be read; the one before, if none could."""
+        first = self.before(at)[0]
+        i = first
+        while i >= 0 and not seen(i):
+            i = self.before(i)[0] if i else -1
+        return i if i >= 0 else (first if first >= 0 else None)
 
     def _here(self, at: int) -> FirstBad | None:
         ref = self.columns[at].ref
@@ -152,10 +162,13 @@ class Engine:
         if was is None:
             return self._here(at)
         if self.place is None or new.commit is None:
-            neighbours = before == at - 1
+            neighbours = before == self.before(at)[0]
             return FirstBad(new.name, None, old.name, _word(was), proven=neighbours)
-        commits = tuple(commit for i in range(before + 1, at + 1) for commit in self.between(i))
-        line = Line(new.name, old.commit.hash if old.commit else "", commits or (new.commit,))
+        commits = tuple(dict.fromkeys(commit for i in range(before + 1, at + 1) for commit in self.between(i)))
+        if self.every:
+            commits = (new.commit,)
+        start = old.commit.hash if old.commit else ""
+        line = Line(new.name, start, commits or (new.commit,), self.every)
         return first_bad(line, was, lambda commit: state(self.at_commit(subject, commit)))
 
     def _answer(self, subject: Subject, at: int) -> Answer:
@@ -246,6 +259,14 @@ class Engine:
 
     def calls(self, target: str, at: int) -> Calls | None:
         return self._calls[target, at].calls
+
+
+def _same(one: Look, other: Look) -> bool:
+    """Whether two looks say the same; where lines stand does not count."""
+    return one == other or (
+        (one.status, one.failures, [(cell.status, cell.variant) for cell in one.deltas], one.facts)
+        == (other.status, other.failures, [(cell.status, cell.variant) for cell in other.deltas], other.facts)
+    )
 
 
 def _state_of(change: Transition, feature: Feature) -> Callable[[Answer], object | None] | None:

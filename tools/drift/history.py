@@ -128,6 +128,12 @@ class History:
         """The hashes of all commits behind the base, the oldest first."""
         return self._run("rev-list", "--reverse", "--topo-order", *self._line, f"{ends.base}..{ends.until}").split()
 
+    def parents(self, ends: Ends) -> dict[str, tuple[str, ...]]:
+        """The parents of every commit behind the base; of first parents only that one."""
+        text = self._run("rev-list", "--parents", *self._line, f"{ends.base}..{ends.until}")
+        rows = (row.split() for row in text.split("\n") if row)
+        return {row[0]: tuple(row[1:] if self.every else row[1:2]) for row in rows}
+
     def column(self, commit: Commit, name: str, kind: str, *, judged: bool = False) -> Column:
         return Column(Ref(name, kind, judged, commit), GitPlace(self.path, commit.hash, f"git:{self.path}@{name}"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,9 @@ def run_git(
         at = {name: number for number, name in enumerate(line)}
         places = [at.get(column.ref.commit.hash, -1) if column.ref.commit else -1 for column in engine.columns]
         engine.between = lambda i: tuple(one for one in relevant if places[i - 1] < at[one.hash] <= places[i])
+        engine.every = options.every
+        if options.every and not options.tags:
+            engine.before = _before(engine.columns, history.parents(ends))
         counts = Counts(commits=len(line), relevant=len(relevant))
         return Run(engine.report("git", str(repo), started, counts, _notes(ends, options)), engine.columns)
 
@@ -108,6 +111,25 @@ def _columns(
             found.append(history.column(commit, tags.get(name, commit.short), kind))
     names = {first.ref.name, last.ref.name}
     return [first, *(column for column in found[1:] if column.ref.name not in names), last]
+
+
+def _before(columns: Sequence[Column], parents: dict[str, tuple[str, ...]]) -> Callable[[int], tuple[int, ...]]:
+    """For each column those that lead to its parents: along first parents, what is no column has the same texts."""
+    at = {column.ref.commit.hash: number for number, column in enumerate(columns) if column.ref.commit is not None}
+
+    def leading(commit: str) -> int:
+        while commit not in at:
+            above = parents.get(commit, ())
+            if not above:
+                return 0
+            commit = above[0]
+        return at[commit]
+
+    found: list[tuple[int, ...]] = []
+    for number, column in enumerate(columns):
+        own = parents.get(column.ref.commit.hash, ()) if column.ref.commit is not None else ()
+        found.append(tuple(leading(parent) for parent in own) or (number - 1,))
+    return lambda number: found[number]
 
 
 def _notes(ends: Ends, options: Options) -> list[str]:

@@ -23,11 +23,13 @@ class Line:
         ref: The later column.
         start: The commit of the earlier column; empty for what is no commit.
         commits: Those behind it that touch what is asked about.
+        every: Merged branches are a part of the history: a commit has all of its parents.
     """
 
     ref: str
     start: str
     commits: tuple[Commit, ...]
+    every: bool = False
 
 
 def first_bad(line: Line, was: State, state: Callable[[str], State | None]) -> FirstBad | None:
@@ -52,7 +54,7 @@ def first_bad(line: Line, was: State, state: Callable[[str], State | None]) -> F
     found = commits[high]
     if not found.parents:
         return FirstBad(line.ref, found, "", "", proven=False, tries=tries)
-    states = [state(parent) for parent in found.parents]
+    states = [state(parent) for parent in (found.parents if line.every else found.parents[:1])]
     tries += len(states)
     good = all(one == was for one in states) and state(found.hash) != was
     worst = next((one for one in states if one != was), states[0])

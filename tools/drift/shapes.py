@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from balance_patcher.digests import tree_digest
 from balance_patcher.source import Lane
-from balance_patcher.statements import does_nothing
 from balance_patcher.targets import FunctionNode, own_nodes
 
 from .lookup import Defined, chain, member
@@ -128,18 +127,31 @@ def _without_first(arguments: ast.arguments) -> str:
     return f"({_bare(bare)})"
 
 
+_UNSAID = {"returns", "annotation", "decorator_list", "type_comment", "ctx", "kind", "type_params"}
+
+
 def _body(node: FunctionNode) -> str:
     """A digest of the statements, without docstrings and annotations."""
-    bare = copy.deepcopy(node)
-    for inner in ast.walk(bare):
-        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            inner.body = [one for one in inner.body if not does_nothing(one)] or [ast.Pass()]
-        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inner.returns = None
-        if isinstance(inner, ast.arg):
-            inner.annotation = None
-    bare.decorator_list = []
-    return tree_digest(bare)
+    parts: list[str] = []
+    _say(node, parts)
+    return hashlib.sha256(" ".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _say(value: object, parts: list[str]) -> None:
+    if isinstance(value, ast.AST):
+        parts.append(type(value).__name__)
+        for name in value._fields:
+            if name not in _UNSAID:
+                _say(getattr(value, name, None), parts)
+        parts.append(")")
+    elif isinstance(value, list):
+        parts.append("[")
+        for item in value:
+            if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)):
+                _say(item, parts)
+        parts.append("]")
+    else:
+        parts.append(repr(value))
 
 
 def _fields(lane: Lane, found: Defined) -> Iterator[str]:

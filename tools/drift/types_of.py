@@ -7,7 +7,6 @@ is little, and enough for most calls of a scheduler: ``self.kv_cache_manager.get
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from balance_patcher.source import Lane, ModuleText
@@ -99,7 +98,7 @@ class Types:
         for argument in (*positional, *arguments.kwonlyargs):
             if argument.arg == name:
                 return self._annotated(self.text, argument.annotation)
-        for value, annotation, many in _assigned(self.node, name):
+        for value, annotation, many in _bindings(self.node).names.get(name, ()):
             if annotation is not None:
                 found = self._annotated(self.text, annotation)
             else:
@@ -130,9 +129,10 @@ class Types:
                 getattr(d, "id", "") in {"property", "cached_property"} for d in node.decorator_list
             ):
                 return self._annotated(one.text, node.returns)
-            first = node.args.args[0].arg if node.args.args else ""
             inner = Types(self.lane, one.text, node, one, self._busy)
-            for value, annotation in _kept(node, first, name):
+            for value, annotation, many in _bindings(node).attributes.get(name, ()):
+                if many:
+                    continue
                 found = self._annotated(one.text, annotation) if annotation is not None else None
                 found = found or (inner.of(value, depth - 1) if value is not None else None)
                 if found is not None:
@@ -170,27 +170,45 @@ def _open(inner: ast.expr) -> bool:
     return isinstance(inner, ast.Tuple) and getattr(inner.elts[-1], "value", None) is Ellipsis
 
 
-def _assigned(node: FunctionNode, name: str) -> Iterator[tuple[ast.expr | None, ast.expr | None, bool]]:
-    """What a function assigns to a name: the value, the annotation, and whether it is one of many."""
-    for inner in own_nodes(node):
-        loop = isinstance(inner, (ast.For, ast.AsyncFor, ast.comprehension))
-        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
-        if not any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            continue
-        if isinstance(inner, ast.AnnAssign):
-            yield inner.value, inner.annotation, False
-        elif loop:
-            yield inner.iter, None, True  # type: ignore[attr-defined]
-        elif isinstance(inner, (ast.Assign, ast.NamedExpr)):
-            yield inner.value, None, False
+Value = tuple[ast.expr | None, ast.expr | None, bool]
 
 
-def _kept(node: FunctionNode, first: str, name: str) -> Iterator[tuple[ast.expr | None, ast.expr | None]]:
-    """What a method keeps in an attribute of its first parameter."""
+@dataclass
+class _Bound:
+    """What one function binds: names, and attributes of its first parameter."""
+
+    names: dict[str, list[Value]] = field(default_factory=dict)
+    attributes: dict[str, list[Value]] = field(default_factory=dict)
+
+
+_bound: dict[int, tuple[FunctionNode, _Bound]] = {}
+_MOST = 4000  # functions that are remembered
+
+
+def _bindings(node: FunctionNode) -> _Bound:
+    """Every value that a function gives to a name or keeps in an attribute; found once."""
+    known = _bound.get(id(node))
+    if known is not None and known[0] is node:
+        return known[1]
+    found = _Bound()
+    first = node.args.args[0].arg if node.args.args else ""
     for inner in own_nodes(node):
-        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
-        if not isinstance(inner, (ast.Assign, ast.AnnAssign)):
+        if isinstance(inner, (ast.For, ast.AsyncFor, ast.comprehension)):
+            pairs: list[tuple[ast.expr, Value]] = [(inner.target, (inner.iter, None, True))]
+        elif isinstance(inner, ast.Assign):
+            pairs = [(target, (inner.value, None, False)) for target in inner.targets]
+        elif isinstance(inner, ast.AnnAssign):
+            pairs = [(inner.target, (inner.value, inner.annotation, False))]
+        elif isinstance(inner, ast.NamedExpr):
+            pairs = [(inner.target, (inner.value, None, False))]
+        else:
             continue
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == name and getattr(target.value, "id", "") == first:
-                yield inner.value, inner.annotation if isinstance(inner, ast.AnnAssign) else None
+        for target, value in pairs:
+            if isinstance(target, ast.Name):
+                found.names.setdefault(target.id, []).append(value)
+            elif isinstance(target, ast.Attribute) and getattr(target.value, "id", None) == first:
+                found.attributes.setdefault(target.attr, []).append(value)
+    if len(_bound) > _MOST:
+        _bound.clear()
+    _bound[id(node)] = node, found
+    return found
