@@ -109,6 +109,19 @@ def test_every_copy_fits_the_release_that_it_was_made_for(compared: dict[str, Co
     assert (call.line, call.call) == (111, "super().schedule(throttle_prefills)")
 
 
+def test_the_readme_says_what_the_newest_copy_that_is_taken_over_costs(compared: dict[str, Copy]) -> None:
+    readme = " ".join((Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split())
+    copy = compared["0.25.1rc1"]
+    cell = at(copy, "0.25.1")
+    assert f"The copy is most like vLLM {copy.base}." in readme
+    assert f"it differs in {cell.added + cell.removed} lines and every call fits" in readme
+    assert [call.callee.rpartition(".")[2] for call in at(copy, "0.26.0").calls] == [
+        "get_computed_blocks",
+        "_mamba_block_aligned_split",
+    ]
+    assert (len(at(copy, "0.33.0").calls), "on 0.33.0 six calls do not fit" in readme) == (6, True)
+
+
 def test_the_difference_is_against_the_last_release_and_goes_both_ways(compared: dict[str, Copy]) -> None:
     copy = compared["0.25.1rc1"]
     lines = copy.diff.splitlines()
