@@ -80,7 +80,7 @@ class History:
         """
         first, last = resolve(self.path, since), resolve(self.path, until)
         if first == last:
-            return Ends(first, since, last, until)
+            return Ends(first, _called(since), last, _called(until))
         fork = self._run("merge-base", first, last, fails=True)
         fork = fork.split("\n", 1)[0]
         if fork == last:
@@ -90,7 +90,7 @@ class History:
             )  # fmt: skip
         if not fork:
             raise self._no_way(since, until)
-        ends = Ends(first, since, last, until, None if fork == first else fork)
+        ends = Ends(first, _called(since), last, _called(until), None if fork == first else fork)
         self._need_whole(ends)
         return ends
 
@@ -182,3 +182,8 @@ def _commit(row: str) -> Commit:
     name, parents, date, author, subject = row.split("\0", 4)
     pull = _PULL.search(subject)
     return Commit(name, subject, author, date, tuple(parents.split()), int(pull[1]) if pull else None)
+
+
+def _called(ref: str) -> str:
+    """A ref as a person calls it: of a whole hash, such as a pin, ten digits."""
+    return ref[:10] if re.fullmatch(r"[0-9a-f]{40}", ref) else ref
