@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from balance_patcher.errors import PatchError
-from balance_patcher.registry import find_feature
+from balance_patcher.registry import features, find_feature
 from balance_patcher.source import Lane, module_text, open_source
 from tests.conftest import RELEASES
-from tools.drift.copies import Held, cell_of, copy_of, held, held_in, target_of
+from tests.drift.examples import GREEN
+from tools.drift import cli
+from tools.drift.columns import Column
+from tools.drift.copies import Held, cell_of, copies_in, copy_of, held, held_in, target_of, with_copies
 from tools.drift.model import Copy, CopyCell
 from tools.drift.plain import drift, plain_lines
+from tools.drift.releases import release_columns, released
 
 SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
 FILE = "vllm_ascend/patch/platform/patch_balance_schedule.py"
 Make = Callable[[Mapping[str, str]], Lane]
 
 
-def released(version: str) -> Held:
+def released_copy(version: str) -> Held:
     return held(f"pypi:vllm-ascend=={version}:{FILE}:BalanceScheduler.schedule")
 
 
@@ -34,7 +39,7 @@ def compared(places: dict[str, Lane]) -> dict[str, Copy]:
     """Each released copy beside all 18 releases."""
     found = {}
     for version in ("0.23.0", "0.24.0rc1", "0.25.1rc1", "0.26.0rc1"):
-        one = released(version)
+        one = released_copy(version)
         found[version] = copy_of(one, target_of(one, [find_feature("balance")]), list(places.items()))
     return found
 
@@ -310,3 +315,58 @@ def test_a_copy_of_nobody_knows_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PatchError) as caught:
         target_of(held(f"{tmp_path}/patch.py:T.plan"), [find_feature("balance")])
     assert [failure.code for failure in caught.value.failures] == ["BP931"]
+
+
+# -- in a report -----------------------------------------------------------------------------
+
+
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of vllm-ascend with its module, out of the wheel."""
+    data = open_source("pypi:vllm-ascend==0.25.1rc1").read(FILE)
+    assert data is not None
+    (tmp_path / FILE).parent.mkdir(parents=True)
+    (tmp_path / FILE).write_bytes(data)
+    return tmp_path
+
+
+def test_a_checkout_of_vllm_ascend_has_the_copies_that_are_declared(tmp_path: Path) -> None:
+    found = copies_in(checkout(tmp_path), features())
+    assert ("BalanceScheduler.schedule", SCHEDULE) in [(one.qualname, one.named) for one in found]
+    (tmp_path / FILE).unlink()
+    assert copies_in(tmp_path, features()) == ()
+
+
+def test_each_column_of_a_report_has_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools.drift import copies
+
+    columns = release_columns(released("0.24.0,0.26.0"))
+    twice = [columns[0], Column(replace(columns[0].ref, name="again"), columns[0].place), columns[1]]
+    ones = [one for one in copies_in(checkout(tmp_path), features()) if one.qualname.endswith(".schedule")]
+    compared, real = [], copies.cell_of
+    monkeypatch.setattr(copies, "cell_of", lambda *args: compared.append(args[2]) or real(*args))
+    (copy,) = with_copies(GREEN, ones, twice, features()).copies
+    assert [(cell.ref, cell.status) for cell in copy.cells] == [
+        (columns[0].ref.name, "drifted"),
+        ("again", "drifted"),
+        (columns[1].ref.name, "misfit"),
+    ]
+    assert compared == [columns[0].ref.name, columns[1].ref.name]  # the same texts are compared once
+
+
+@pytest.mark.parametrize(("refs", "status"), [("0.24.0,0.25.1", 0), ("0.25.1,0.26.0", 1)])
+def test_the_command_ends_with_1_where_a_call_does_not_fit(
+    capsys: pytest.CaptureFixture[str], refs: str, status: int
+) -> None:
+    spec = f"pypi:vllm-ascend==0.24.0rc1:{FILE}:BalanceScheduler.schedule"
+    arguments = ["--releases", refs, "--features", "prefill_preemption", "--copy", spec, "--no-index"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--processes", "1", "--format", "markdown"])
+    assert (ended.value.code or 0) == status
+    assert ("ACTION: edit " in capsys.readouterr().out) is bool(status)
+
+
+def test_a_copy_that_is_not_there_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--releases", "0.24.0,0.25.1", "--copy", "nowhere.py:T.plan"])
+    assert ended.value.code == 2
+    assert "BP930 no such copy" in capsys.readouterr().err
