@@ -76,6 +76,9 @@ def report(
         bool, typer.Option("--all-commits", help="Commits of merged branches too, and not only first parents.")
     ] = False,
     processes: Annotated[int, typer.Option(min=0, max=64, help="How many look at once; 0: one for each core.")] = 0,
+    kept: Annotated[
+        Path, typer.Option("--index", metavar="DIR", help="Where is kept what was seen, for the next run.")
+    ] = FOLDER,
     no_index: Annotated[  # noqa: FBT002
         bool, typer.Option("--no-index", help="Look at everything anew, and remember nothing.")
     ] = False,
@@ -87,7 +90,7 @@ def report(
         raise refuse("BP007", "--repo needs --since", next="name the first ref: --since v0.32.0")
     names = [name.strip() for text in features or () for name in text.split(",") if name.strip()]
     chosen = choose(names, deltas or (), delta or ())
-    index = Index(None if no_index else FOLDER)
+    index = Index(None if no_index else kept)
     options = Options(all_commits, columns is Columns.tags, processes)
     with _progress() as tell:
         try:
