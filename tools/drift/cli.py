@@ -90,6 +90,9 @@ def report(
         bool, typer.Option("--all-commits", help="Commits of merged branches too, and not only first parents.")
     ] = False,
     processes: Annotated[int, typer.Option(min=0, max=64, help="How many look at once; 0: one for each core.")] = 0,
+    kept: Annotated[
+        Path, typer.Option("--index", metavar="DIR", help="Where is kept what was seen, for the next run.")
+    ] = FOLDER,
     no_index: Annotated[  # noqa: FBT002
         bool, typer.Option("--no-index", help="Look at everything anew, and remember nothing.")
     ] = False,
@@ -104,7 +107,7 @@ def report(
     declared = [one.feature for one in chosen]
     copies = [held(text) for text in copy or ()]
     copies += copies_in(vllm_ascend, declared) if vllm_ascend is not None and not copies else []
-    index = Index(None if no_index else FOLDER)
+    index = Index(None if no_index else kept)
     options = Options(all_commits, columns is Columns.tags, processes)
     with _progress() as tell:
         try:
