@@ -39,6 +39,7 @@ test: .venv/.made-dev  ## all tests: the unit tests and real schedulers on each 
 
 .PHONY: test-unit
 test-unit: .venv/.made-dev  ## the tests that need no vLLM
+	@$(BIN)/python -m tools.chromium >/dev/null
 	@$(BIN)/python -m pytest
 
 # Watching each branch makes the same tests take nearly twice as long, so it has a target of its own.

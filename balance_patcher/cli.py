@@ -1,4 +1,4 @@
-"""The command line: ``verify``, ``show``, ``new-delta``, ``status`` and ``demo``.
+"""The command line: ``verify``, ``show``, ``describe``, ``new-delta``, ``status`` and ``demo``.
 
 Exit status: 0 all hold, 1 something cannot be placed or an invariant is broken, 2 wrong usage,
 3 could not check, and anything that nobody foresaw.
@@ -27,6 +27,8 @@ from .build import no_collection
 from .check import check_lane, fetch
 from .compose import at_work, compose
 from .demo.session import run_demo
+from .describe import as_ascend_patch_doc
+from .describe import as_text as describe_text
 from .errors import Failure, Outcome, PatchError, did_you_mean, refuse
 from .examples import check_examples
 from .feature import Feature
@@ -405,6 +407,38 @@ def new_delta(
         return
     write(output, made.text)
     sys.stderr.write(f"{output} is written; next: {_PROGRAM} verify --deltas {output}\n")
+
+
+# -- describe --------------------------------------------------------------------------------
+
+
+class DescribeFormat(str, Enum):
+    """How a description is written."""
+
+    text = "text"
+    ascend_patch_doc = "ascend-patch-doc"
+
+
+@app.command()
+def describe(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[FEATURE]…", help="Features by name; without any, all.")
+    ] = None,
+    format: Annotated[  # noqa: A002
+        DescribeFormat, typer.Option(help="For a person, or the block for vllm-ascend's patch ledger.")
+    ] = DescribeFormat.text,
+    first: Annotated[int, typer.Option(metavar="N", min=1, help="The number of the first block in the ledger.")] = 1,
+    deltas: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A delta file anywhere: only it, and what is named.")
+    ] = None,
+) -> None:
+    """Say what is declared: why, how, which upstream change it relates to, and when it can go."""
+    if deltas:
+        chosen = chosen_features(deltas, names or ())
+    else:
+        chosen = [find_feature(name) for name in dict.fromkeys(names)] if names else list(features())
+    text = as_ascend_patch_doc(chosen, first) if format is DescribeFormat.ascend_patch_doc else describe_text(chosen)
+    typer.echo(text)
 
 
 # -- status ----------------------------------------------------------------------------------

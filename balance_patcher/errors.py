@@ -143,6 +143,28 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP806": ("file exists", _U),
     "BP807": ("name is taken", _U),
     "BP808": ("example does not hold", _B),
+    # what became of a declaration along upstream's history: the kinds of tools/drift
+    "BP900": ("anchor moved", _B),
+    "BP901": ("anchor changed", _B),
+    "BP902": ("anchor is ambiguous", _B),
+    "BP903": ("anchor is gone", _B),
+    "BP904": ("target is gone", _B),
+    "BP905": ("upstream has absorbed it", _B),
+    "BP906": ("upstream has nothing to patch", _B),
+    "BP907": ("invariant broke", _B),
+    "BP908": ("callee changed", _B),
+    "BP909": ("attribute is gone", _B),
+    "BP910": ("rewrite is refused", _B),
+    "BP911": ("another variant fits", _B),
+    "BP912": ("delta applies again", _B),
+    "BP913": ("place in the history cannot be read", _X),
+    # reading a history
+    "BP920": ("history is not there", _X),
+    "BP921": ("refs are in the wrong order", _U),
+    "BP922": ("bad range of releases", _U),
+    # somebody's copy
+    "BP930": ("no such copy", _U),
+    "BP931": ("copy of an unknown function", _U),
 }
 
 

@@ -54,7 +54,7 @@ class GitSource:
         with self._lock:
             if path not in self._read:
                 commit = self.commit()
-                with _opened(self.repo_path) as repo:
+                with opened_repo(self.repo_path) as repo:
                     self._read[path] = self._blob(repo, commit, path)
             return self._read[path]
 
@@ -101,8 +101,8 @@ class GitSource:
                     file=path,
                 )
             data: bytes = item.data_stream.read()
-        except _git_errors() as error:
-            cause = f"its object cannot be read from {self.repo_path} ({_told(error)})"
+        except git_errors() as error:
+            cause = f"its object cannot be read from {self.repo_path} ({told(error)})"
             follow = f"git -C {self.repo_path} fsck --connectivity-only {commit}"
             raise self._unreadable(path, cause, follow) from error
         return data
@@ -119,7 +119,7 @@ def resolve(repo: Path, ref: str) -> str:
         PatchError: BP507, if it is no repository; BP506, if the ref is not there, is ambiguous or
             starts with a dash.
     """
-    with _opened(repo) as opened:
+    with opened_repo(repo) as opened:
         found = _peel(opened, ref)
         if found is None:
             raise _no_ref(opened, repo, ref)
@@ -132,7 +132,7 @@ def peeled(repo: Path, ref: str) -> str | None:
     Raises:
         PatchError: BP507.
     """
-    with _opened(repo) as opened:
+    with opened_repo(repo) as opened:
         return _peel(opened, ref)
 
 
@@ -143,20 +143,20 @@ def clean_head(root: Path, folder: str) -> str | None:
     as well if git cannot tell, or the ``cli`` extra is not installed: then nothing is proven.
     """
     try:
-        with _opened(root) as repo:
+        with opened_repo(root) as repo:
             # a link in the index or a flag "assume unchanged" would hide a change
             hidden = str(repo.git.ls_files("-v", "--", folder)).splitlines()
             if any(not line.startswith("H ") for line in hidden):
                 return None
             # a file monitor is a program that the repository's configuration names
-            told = repo.git(c="core.fsmonitor=false").status(
+            said = repo.git(c="core.fsmonitor=false").status(
                 "--porcelain", "--no-renames", "--untracked-files=all", "--ignored", "--", folder
             )
-            changes = [line[3:] for line in str(told).splitlines() if not _generated(line)]
+            changes = [line[3:] for line in str(said).splitlines() if not _generated(line)]
             return None if changes or not hidden else _peel(repo, "HEAD")
     except PatchError:
         return None
-    except _git_errors():
+    except git_errors():
         return None
 
 
@@ -166,7 +166,7 @@ def _generated(line: str) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened_repo(path: Path) -> Iterator[Any]:
     """The repository at exactly that path, not at one of its parents."""
     if shutil.which("git") is None:
         raise refuse("BP513", "there is no git command on the PATH.", next="install git")
@@ -189,7 +189,7 @@ def _opened(path: Path) -> Iterator[Any]:
         try:
             repo.git.rev_parse("--git-dir")
         except git.GitCommandError as error:
-            raise _no_repository(path, f"git refuses {path}: {_told(error)}.") from error
+            raise _no_repository(path, f"git refuses {path}: {told(error)}.") from error
         yield repo
     finally:
         repo.close()
@@ -200,7 +200,7 @@ def _peel(repo: Any, ref: str) -> str | None:
         return None
     try:
         found = repo.git.rev_parse("--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    except _git_errors():
+    except git_errors():
         return None
     found = str(found).splitlines()[-1] if found else ""
     return found if _FULL_HASH.fullmatch(found) else None
@@ -263,12 +263,12 @@ def _no_repository(path: Path, what: str) -> PatchError:
     )
 
 
-def _git_errors() -> tuple[type[Exception], ...]:
+def git_errors() -> tuple[type[Exception], ...]:
     git, gitdb = require("git"), require("gitdb.exc")
     return (git.GitError, gitdb.ODBError, ValueError, OSError)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """The one line of git's answer that says what is wrong."""
     text = str(getattr(error, "stderr", "") or error).replace("stderr:", "").strip(" '\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

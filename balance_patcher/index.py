@@ -84,6 +84,23 @@ class Finder:
             raise _unreachable(dist, version, silent)
         raise _not_found(dist, version, offered, self.configuration)
 
+    def versions(self, dist: str) -> list[str]:
+        """Every version that there is a wheel of, the oldest first.
+
+        Raises:
+            PatchError: BP501, if a place cannot be asked: what it has would be missing without a word; BP502, if
+                there is none.
+        """
+        offered: list[Candidate] = []
+        for place, is_index in self._places():
+            try:
+                offered += self._page(place, dist, is_index=is_index)
+            except UnreachableError as error:
+                raise _unreachable(dist, "any version", [(redact(place), str(error))]) from error
+        if not any(one.wheel for one in offered):
+            raise _not_found(dist, "0", offered, self.configuration)
+        return sorted({one.version for one in offered if one.wheel}, key=parse_version)
+
     def _places(self) -> Iterable[tuple[str, bool]]:
         yield from ((link, False) for link in self.configuration.find_links)
         yield from ((index.url, True) for index in self.configuration.indexes)

@@ -52,17 +52,19 @@ def as_github(report: Report) -> str:
         for failure in lane.all_failures:
             place = dict(failure.fields).get("declared") or f"{failure.file or ''}:{failure.line or ''}"
             file, _, line = place.rpartition(":")
-            where = "".join(f"{key}={_escape(value)}," for key, value in (("file", file), ("line", line)) if value)
-            title = _escape(f"{failure.code} {failure.title} ({lane.name})")
-            lines.append(f"::error {where}title={title}::{_escape(str(failure), data=True)}")
+            pairs = (("file", file), ("line", line))
+            where = "".join(f"{key}={workflow_escape(value)}," for key, value in pairs if value)
+            title = workflow_escape(f"{failure.code} {failure.title} ({lane.name})")
+            lines.append(f"::error {where}title={title}::{workflow_escape(str(failure), data=True)}")
         if lane.outcome is Outcome.HOLDS:
-            lines.append(f"::notice title={_escape(lane.name)}::{_escape(_summary(lane), data=True)}")
+            lines.append(f"::notice title={workflow_escape(lane.name)}::{workflow_escape(_summary(lane), data=True)}")
         elif not lane.all_failures:
-            lines.append(f"::error title={_escape(lane.name)}::{_escape(_summary(lane), data=True)}")
+            lines.append(f"::error title={workflow_escape(lane.name)}::{workflow_escape(_summary(lane), data=True)}")
     return "\n".join(lines)
 
 
-def _escape(text: str, *, data: bool = False) -> str:
+def workflow_escape(text: str, *, data: bool = False) -> str:
+    """A text as a property of a workflow command, or as its message."""
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text if data else text.replace(":", "%3A").replace(",", "%2C")
 

@@ -210,20 +210,20 @@ class ModuleText:
             ) from error  # fmt: skip
 
     @cached_property
-    def symbols(self) -> symtable.SymbolTable:
-        """The module's symbol table."""
-        return symtable.symtable(self.text, self.display, "exec")
-
-    @cached_property
     def words(self) -> frozenset[str]:
-        """Every word of the text, those of comments too."""
+        """Every word of the text, those of comments and of texts too."""
         return frozenset(re.findall(r"\w+", self.text))
 
     @cached_property
     def defined(self) -> frozenset[str]:
-        """The names of all its classes and functions, nested ones too."""
+        """The names of all classes and functions in it, at any depth."""
         kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         return frozenset(node.name for node in ast.walk(self.tree) if isinstance(node, kinds))
+
+    @cached_property
+    def symbols(self) -> symtable.SymbolTable:
+        """The module's symbol table."""
+        return symtable.symtable(self.text, self.display, "exec")
 
     @cached_property
     def lines(self) -> list[str]:

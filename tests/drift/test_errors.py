@@ -1,0 +1,164 @@
+"""What keeps a report from being made, or a ref from being read: told with a reason, never a traceback, never green."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from balance_patcher.errors import Outcome
+from tests.drift.conftest import SCHEDULER, Repo, changes
+from tools.drift import work
+from tools.drift.index import Index
+from tools.drift_report import main
+
+pytestmark = pytest.mark.timeout(1200)
+
+Branch = Callable[[str], Repo]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit status of the command, and what it said."""
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--processes", "1", "--no-index"])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    return int(stop.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        ("--since nowhere", 3, "BP506"),
+        ("--since v0.23.0 --until nowhere", 3, "BP506"),
+        ("--since -x", 3, "BP506"),
+        ("--since v0.31.0 --until v0.30.0", 2, "BP921"),
+        ("--since v0.32.0 --features nothing", 2, "BP003"),
+        ("--since v0.32.0 --delta balance.nothing", 2, "BP003"),
+        ("--since pin:main", 2, "BP007"),
+        ("", 2, "BP007"),
+        ("--since v0.32.0 --releases 0.32.0", 2, "BP007"),
+    ],
+)
+def test_what_is_asked_for_wrongly(upstream: Repo, capsys, words: str, status: int, code: str) -> None:
+    found, out, err = run(capsys, "--repo", str(upstream.path), *words.split())
+    assert (found, out) == (status, "")
+    assert err.startswith(f"{code} ")
+    assert "\n  next " in err
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [("0.33.0..0.32.0", 2, "BP921"), ("0.32.0..", 2, "BP922"), (",", 2, "BP922"), ("x..y", 2, "BP004")],
+)
+def test_a_range_that_is_none(capsys, text: str, status: int, code: str) -> None:
+    found, _, err = run(capsys, "--releases", text)
+    assert found == status
+    assert err.startswith(f"{code} ")
+
+
+def test_a_folder_that_is_no_repository(tmp_path: Path, capsys) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        found, _, err = run(capsys, "--repo", str(folder), "--since", "v1")
+        assert found == 3
+        assert err.startswith("BP507 ")
+
+
+def test_a_shallow_clone(upstream: Repo, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "shallow"
+    address = upstream.path.as_uri()
+    subprocess.run(["git", "clone", "-q", "--depth", "2", address, str(folder)], check=True, capture_output=True)
+    subprocess.run(["git", "fetch", "-q", "--depth", "1", "origin", "tag", "v0.23.0"], cwd=folder, check=True)
+    found, _, err = run(capsys, "--repo", str(folder), "--since", "v0.23.0")
+    assert found == 3
+    assert err.startswith("BP920 ")
+    assert "fetch --unshallow" in err
+    # What is there can be looked at.
+    found, out, _ = run(capsys, "--repo", str(folder), "--since", "HEAD~1", "--features", "defer_preemption")
+    assert (found, out.split("\n")[0]) == (0, "defer_preemption: 2/2 apply on HEAD~1..HEAD, no edit needed")
+
+
+def test_a_text_that_does_not_parse(branch: Branch, look) -> None:
+    repo = branch("0.29.0")
+    bad = repo.edit(SCHEDULER, lambda text: text + "\ndef (:\n", "Half a file (#9)")
+    repo.edit(SCHEDULER, lambda text: text.replace("\ndef (:\n", "\n# whole\n"), "All of it")
+    report = look(repo, "v0.29.0")
+    assert [cell.status for cell in report.row("balance")] == ["applied", "unreadable", "applied"]
+    (change,) = changes(report, SCHEDULER)
+    assert (change.kind, change.first_bad.commit.hash) == ("unreadable", bad)
+    assert "invalid syntax" in change.explanation
+    assert report.outcome is Outcome.UNKNOWN
+    assert report.verdicts[0] == f"balance: could not be looked at in {bad[:10]}"
+
+    last = look(repo, "v0.29.0", bad)
+    assert last.outcome is Outcome.UNKNOWN
+
+
+def test_a_callee_that_does_not_parse(branch: Branch, look) -> None:
+    repo = branch("0.29.0")
+    repo.edit("vllm/v1/core/kv_cache_manager.py", lambda text: text + "\ndef (:\n", "Half a file")
+    report = look(repo, "v0.29.0")
+    assert [cell.status for cell in report.row("balance")] == ["applied", "applied"]
+    assert report.outcome is Outcome.UNKNOWN
+    assert "kv_cache_manager.py" in report.failures[0].what
+    assert not [change for change in report.callees if "kv_cache_manager" in change.callee]
+
+
+def test_a_file_that_is_missing(branch: Branch, look) -> None:
+    repo = branch("0.29.0")
+    repo.git("rm", "-q", SCHEDULER)
+    bad = repo.commit("Move it away (#9)")
+    report = look(repo, "v0.29.0")
+    (change,) = changes(report, "balance.admission-gate")
+    assert (change.kind, change.action, change.first_bad.commit.hash) == ("target-gone", True, bad)
+    assert report.outcome is Outcome.BROKEN
+
+
+def test_a_link_in_its_place(branch: Branch, look) -> None:
+    repo = branch("0.29.0")
+    (repo.path / SCHEDULER).rename(repo.path / "vllm/elsewhere.py")
+    (repo.path / SCHEDULER).symlink_to("../../../elsewhere.py")
+    repo.commit("Link it")
+    report = look(repo, "v0.29.0")
+    assert report.row("balance")[-1].status == "unreadable"
+    assert "is a symbolic link" in report.row("balance")[-1].failures[0].what
+    assert report.outcome is Outcome.UNKNOWN
+
+
+def test_a_repository_without_vllm(tmp_path: Path, look) -> None:
+    repo = Repo(tmp_path)
+    repo.git("init", "-q")
+    repo.commit("Nothing")
+    assert look(repo, "HEAD").outcome is Outcome.UNKNOWN
+
+
+def test_an_interrupted_run_goes_on(branch: Branch, tmp_path: Path, monkeypatch, capsys) -> None:
+    repo = branch("0.29.0")
+    for number in range(3):
+        repo.edit(SCHEDULER, lambda text, n=number: f"{text}\n# {n}\n", f"Say {number}")
+    words = ["--repo", str(repo.path), "--since", "v0.29.0", "--features", "defer_preemption", "--processes", "1"]
+    words += ["--index", str(tmp_path / "index"), "--format", "json"]
+    real, seen = work._look, []
+
+    def some(job):
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(job)
+        return real(job)
+
+    monkeypatch.setattr(work, "_look", some)
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 3
+    assert len(Index(tmp_path / "index")._known) == 3
+
+    left = []
+    monkeypatch.setattr(work, "_look", lambda job: left.append(job) or real(job))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 0
+    again = {(job[1].about, job[2]) for job in left} & {(job[1].about, job[2]) for job in seen}
+    assert not again

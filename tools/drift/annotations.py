@@ -1,0 +1,101 @@
+"""The report as GitHub workflow commands: each finding on the line that declares the delta it is about.
+
+An error is what somebody has to edit, or what could not be looked at; a warning is what only hurts copies; a notice is
+what may go. GitHub shows the first ten of each, so the ones that count come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from balance_patcher.errors import CATALOGUE, Outcome
+from balance_patcher.renderings import workflow_escape
+
+from .kinds import Kind
+from .model import Absorbed, CalleeChange, Copy, Report, Transition
+
+_LOUD = 2  # a changed body is no news: only what a caller can see is
+
+
+def as_github(report: Report) -> str:
+    """One command a line."""
+    return "\n".join(_commands(report))
+
+
+def _commands(report: Report) -> Iterator[str]:
+    for change in report.actions:
+        yield _change("error", change)
+    for failure in report.failures:
+        place = f"{failure.file or ''}:{failure.line or ''}"
+        yield _command("error", place, f"{failure.code} {failure.title}", str(failure))
+    for change in report.transitions:
+        if change.kind == Kind.UNREADABLE.label:
+            yield _change("error", change)
+    for copy in report.copies:
+        yield from _copy(copy, report)
+    for callee in sorted(report.callees, key=lambda one: one.rank):
+        if callee.rank <= _LOUD:
+            yield _callee(callee, report)
+    yield from map(_absorbed, report.absorbed)
+    level = "notice" if report.outcome is Outcome.HOLDS else "error"
+    verdict = "\n".join(report.verdicts) or "nothing was looked at"
+    yield _command(level, "", "drift report", verdict)
+
+
+def _change(level: str, change: Transition) -> str:
+    lines = [f"{change.explanation}."]
+    if change.first_bad is not None:
+        commit = change.first_bad.commit
+        pull = f" (vllm#{commit.pull})" if commit is not None and commit.pull is not None else ""
+        lines.append(
+            f"first in {commit.short}{pull}, {commit.date[:10]}: {commit.subject}"
+            if commit is not None
+            else f"first in {change.first_bad.ref}"
+        )
+    lines.append(f"next: {change.next}")
+    if change.proposal is not None:
+        lines.append(f"proof: {change.proposal.command}")
+    return _command(level, change.declared, _title(change.id, change.subject), "\n".join(lines))
+
+
+def _callee(change: CalleeChange, report: Report) -> str:
+    deltas = [delta for feature in report.features for delta in feature.deltas if delta.target == change.target]
+    text = f"{change.explanation}: {change.was} → {change.now}, since {change.after}\nnext: {change.next}"
+    return _command(
+        "warning", deltas[0].declared if deltas else "", _title(change.id, change.callee.partition(":")[2]), text
+    )
+
+
+def _absorbed(found: Absorbed) -> str:
+    first = found.lines[0][0] if found.lines else 1
+    lines = ", ".join(f"{start}-{end}" for start, end in found.lines)
+    when = "delete these lines" if found.deletable else f"when {found.remove_when}, delete these lines"
+    return _command(
+        "notice", f"{found.file}:{first}", _title(Kind.ABSORBED.id, found.delta),
+        f"absorbed since {found.since}\nnext: {when}: {found.file} {lines}",
+    )  # fmt: skip
+
+
+def _copy(copy: Copy, report: Report) -> Iterator[str]:
+    judged = {ref.name for ref in report.refs if ref.judged}
+    for cell in copy.cells:
+        if cell.ref not in judged and cell.status != "unreadable":
+            continue
+        for call in cell.calls:
+            text = f"{call.call}\n{call.why}, at {cell.ref}\nnow: {call.signature or 'not there'}"
+            yield _command("error", f"{copy.file}:{call.line}", _title(Kind.CALLEE_CHANGED.id, copy.qualname), text)
+        if cell.status in {"gone", "unreadable"}:
+            kind = Kind.TARGET_GONE if cell.status == "gone" else Kind.UNREADABLE
+            yield _command(
+                "error", f"{copy.file}:{copy.line}", _title(kind.id, copy.qualname), f"{cell.ref}: {cell.why}"
+            )
+
+
+def _title(number: str, subject: str) -> str:
+    return f"{number} {CATALOGUE[number][0]} ({subject})"
+
+
+def _command(level: str, place: str, title: str, text: str) -> str:
+    file, _, line = place.rpartition(":")
+    where = "".join(f"{key}={workflow_escape(value)}," for key, value in (("file", file), ("line", line)) if value)
+    return f"::{level} {where}title={workflow_escape(title)}::{workflow_escape(text, data=True)}"

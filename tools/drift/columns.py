@@ -1,0 +1,161 @@
+"""The places that are compared: commits of a repository, or released versions, each of them a lane like any other.
+
+A text is parsed once in a process, by its id, whatever commits have it. What a lane reads is noted: an answer that was
+found on a lane is that of every other one that has the same texts at those paths.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from balance_patcher.source import Lane, ModuleText, Source, module_text, open_source
+
+from .model import Ref
+from .objects import blob_id, objects_of
+
+_KEPT = 48  # parsed modules; a large one has some ten megabytes of nodes
+
+
+class Place(Protocol):
+    """Where a column's texts come from; it can be sent to another process.
+
+    ``name`` is what a refusal calls it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def blob(self, path: str) -> str | None:
+        """The id of the file at a path; ``None`` if there is none.
+
+        Raises:
+            PatchError: BP5xx, if it cannot be told.
+        """
+
+    def read(self, blob: str, path: str) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            PatchError: BP5xx.
+        """
+
+
+@dataclass(frozen=True)
+class GitPlace:
+    """One commit of a repository."""
+
+    repo: Path
+    commit: str
+    name: str
+
+    def blob(self, path: str) -> str | None:
+        return objects_of(self.repo).file(self.commit, path)
+
+    def read(self, blob: str, path: str) -> bytes:
+        return objects_of(self.repo).text(blob, path)
+
+
+@dataclass(frozen=True)
+class ReleasePlace:
+    """One released version, or anything else that ``verify`` takes as a lane."""
+
+    spec: str
+    name: str
+
+    def blob(self, path: str) -> str | None:
+        data = source_of(self.spec).read(path)
+        return None if data is None else blob_id(data)
+
+    def read(self, blob: str, path: str) -> bytes:  # noqa: ARG002 - the path says it
+        data = source_of(self.spec).read(path)
+        return b"" if data is None else data
+
+
+@lru_cache(maxsize=64)
+def source_of(spec: str) -> Source:
+    """The one reader of this process for a source."""
+    return open_source(spec)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One ref with its place."""
+
+    ref: Ref
+    place: Place
+
+    def lane(self) -> NotingLane:
+        return NotingLane(self.place)
+
+
+class NotingLane(Lane):
+    """A lane that shares what it parses with all others, and notes what it reads.
+
+    Attributes:
+        reads: The id of each path that was asked for; ``None`` for one that is not there.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.reads: dict[str, str | None] = {}
+        super().__init__(place.name, _Noting(self))
+
+    def blob(self, path: str) -> str | None:
+        if path not in self.reads:
+            self.reads[path] = self.place.blob(path)
+        return self.reads[path]
+
+    def _read(self, name: str) -> ModuleText | None:
+        stem = name.replace(".", "/")
+        for path in (f"{stem}.py", f"{stem}/__init__.py"):
+            blob = self.blob(path)
+            if blob is not None:
+                return parsed(self.place, blob, name, path)
+        return None
+
+
+class _Noting:
+    """The source of a noting lane."""
+
+    def __init__(self, lane: NotingLane) -> None:
+        self._lane = lane
+        self.spec = lane.place.name
+
+    def read(self, path: str) -> bytes | None:
+        blob = self._lane.blob(path)
+        return None if blob is None else self._lane.place.read(blob, path)
+
+    def display(self, path: str) -> str:
+        return path
+
+    def commit(self) -> str | None:
+        return getattr(self._lane.place, "commit", None)
+
+
+_texts: OrderedDict[tuple[str, str], ModuleText] = OrderedDict()
+
+
+def parsed(place: Place, blob: str, module: str, path: str) -> ModuleText:
+    """A module by the id of its text; the same object for the same id and path, as long as it is kept.
+
+    Raises:
+        PatchError: BP508, if its encoding is damaged; its tree is parsed when it is asked for.
+    """
+    key = blob, path
+    if key in _texts:
+        _texts.move_to_end(key)
+        return _texts[key]
+    text = _texts[key] = module_text(module, path, path, place.read(blob, path))
+    if len(_texts) > _KEPT:
+        _texts.popitem(last=False)
+    return text
+
+
+def same_reads(place: Place, reads: Mapping[str, str | None]) -> bool:
+    """Whether a place has the same texts at some paths."""
+    return all(place.blob(path) == blob for path, blob in reads.items())
