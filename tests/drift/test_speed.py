@@ -1,4 +1,4 @@
-"""A thousand commits with sixty that matter: what it costs in processor time, so that a busy machine counts less."""
+"""A thousand commits with sixty that matter: what they cost, in processor time, so that a busy machine counts less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The browser for the tests of the page: the one on PATH, the one that was fetched, or a line that says why none."""
+"""The browser for the page's tests: the one on PATH, the one that was fetched, or a line that says why not."""
 
 from __future__ import annotations
 

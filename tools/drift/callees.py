@@ -156,9 +156,12 @@ def named(lane: Lane, name: str) -> Shape | None:
 
 def _text(lane: Lane, module: str) -> ModuleText | None:
     try:
-        return lane.module(module)
+        text = lane.module(module)
+        if text is not None:
+            _ = text.tree
     except PatchError:
         return None
+    return text
 
 
 def _readable(lane: Lane, name: str) -> bool:

@@ -98,11 +98,13 @@ class NotingLane(Lane):
 
     Attributes:
         reads: The id of each path that was asked for; ``None`` for one that is not there.
+        unreadable: Why a module that is there could not be read, by its name.
     """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.reads: dict[str, str | None] = {}
+        self.unreadable: dict[str, str] = {}
         super().__init__(place.name, _Noting(self))
 
     def blob(self, path: str) -> str | None:

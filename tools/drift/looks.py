@@ -60,7 +60,7 @@ class Look:
 
 @dataclass(frozen=True)
 class CallsLook:
-    """What one target calls at one ref; ``why`` says why that cannot be told."""
+    """What one target calls at one ref; ``why`` says why that, or a part of it, cannot be told."""
 
     target: str
     reads: Reads
@@ -107,7 +107,7 @@ def calls_at(lane: NotingLane, target: str) -> CallsLook:
         found = calls_of(lane, target)
     except (PatchError, RecursionError) as error:
         return CallsLook(target, dict(lane.reads), None, str(error).split("\n", 1)[0])
-    return CallsLook(target, dict(lane.reads), found)
+    return CallsLook(target, dict(lane.reads), found, "; ".join(lane.unreadable.values()))
 
 
 # -- what the runtime class uses -----------------------------------------------------------------

@@ -50,14 +50,17 @@ def _package(text: ModuleText) -> bool:
 
 
 def _module(lane: Lane, name: str) -> ModuleText | None:
-    """One of upstream's modules; one that cannot be parsed says nothing."""
+    """One of upstream's modules; one that cannot be parsed says nothing, and is noted."""
     if name.partition(".")[0] != _PACKAGE:
         return None
     try:
         text = lane.module(name)
         if text is not None:
             _ = text.tree
-    except PatchError:
+    except PatchError as error:
+        unreadable = getattr(lane, "unreadable", None)
+        if unreadable is not None:
+            unreadable[name] = error.failures[0].what
         return None
     return text
 
