@@ -125,6 +125,8 @@ def test_a_link_in_its_place(branch: Branch, look) -> None:
     assert report.row("balance")[-1].status == "unreadable"
     assert "is a symbolic link" in report.row("balance")[-1].failures[0].what
     assert report.outcome is Outcome.UNKNOWN
+    # What could not be read there says nothing of any other place.
+    assert look(repo, "v0.29.0", "v0.29.0").outcome is Outcome.HOLDS
 
 
 def test_a_repository_without_vllm(tmp_path: Path, look) -> None:

@@ -7,17 +7,20 @@ found on a lane is that of every other one that has the same texts at those path
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from balance_patcher.errors import PatchError
 from balance_patcher.source import Lane, ModuleText, Source, module_text, open_source
 
 from .model import Ref
 from .objects import blob_id, objects_of
 
+#: Stands for the id of what could not be read; it is no id.
+UNTOLD = "?"
 _KEPT = 48  # parsed modules; a large one has some ten megabytes of nodes
 
 
@@ -109,15 +112,25 @@ class NotingLane(Lane):
 
     def blob(self, path: str) -> str | None:
         if path not in self.reads:
+            # Where that cannot be told, no other place is like this one: nothing that is found here may be kept.
+            self.reads[path] = UNTOLD
             self.reads[path] = self.place.blob(path)
         return self.reads[path]
+
+    def text(self, blob: str, path: str) -> bytes:
+        try:
+            return self.place.read(blob, path)
+        except PatchError as error:
+            if error.failures[0].code != "BP505":  # that one is so wherever the text is
+                self.reads[path] = UNTOLD
+            raise
 
     def _read(self, name: str) -> ModuleText | None:
         stem = name.replace(".", "/")
         for path in (f"{stem}.py", f"{stem}/__init__.py"):
             blob = self.blob(path)
             if blob is not None:
-                return parsed(self.place, blob, name, path)
+                return parsed(self.text, blob, name, path)
         return None
 
 
@@ -130,7 +143,7 @@ class _Noting:
 
     def read(self, path: str) -> bytes | None:
         blob = self._lane.blob(path)
-        return None if blob is None else self._lane.place.read(blob, path)
+        return None if blob is None else self._lane.text(blob, path)
 
     def display(self, path: str) -> str:
         return path
@@ -142,7 +155,7 @@ class _Noting:
 _texts: OrderedDict[tuple[str, str], ModuleText] = OrderedDict()
 
 
-def parsed(place: Place, blob: str, module: str, path: str) -> ModuleText:
+def parsed(read: Callable[[str, str], bytes], blob: str, module: str, path: str) -> ModuleText:
     """A module by the id of its text; the same object for the same id and path, as long as it is kept.
 
     Raises:
@@ -152,12 +165,7 @@ def parsed(place: Place, blob: str, module: str, path: str) -> ModuleText:
     if key in _texts:
         _texts.move_to_end(key)
         return _texts[key]
-    text = _texts[key] = module_text(module, path, path, place.read(blob, path))
+    text = _texts[key] = module_text(module, path, path, read(blob, path))
     if len(_texts) > _KEPT:
         _texts.popitem(last=False)
     return text
-
-
-def same_reads(place: Place, reads: Mapping[str, str | None]) -> bool:
-    """Whether a place has the same texts at some paths."""
-    return all(place.blob(path) == blob for path, blob in reads.items())

@@ -56,7 +56,8 @@ def first_bad(line: Line, was: State, state: Callable[[str], State | None]) -> F
         return FirstBad(line.ref, found, "", "", proven=False, tries=tries)
     states = [state(parent) for parent in (found.parents if line.every else found.parents[:1])]
     tries += len(states)
-    good = all(one == was for one in states) and state(found.hash) != was
+    # What cannot be read may be as it was: then nobody knows whether it is this one.
+    good = all(one == was for one in states) and state(found.hash) not in {was, None}
     worst = next((one for one in states if one != was), states[0])
     return FirstBad(line.ref, found, found.parents[0][:10], _said(worst), proven=good, tries=tries)
 

@@ -18,7 +18,7 @@ from balance_patcher.feature import Feature
 from balance_patcher.loading import feature_of_file
 from balance_patcher.registry import find_feature
 
-from .columns import NotingLane, Place
+from .columns import UNTOLD, NotingLane, Place
 from .index import Index, about_calls, about_feature
 from .looks import CallsLook, Look, calls_at, calls_look_of, look_at, look_of, plain
 
@@ -137,16 +137,11 @@ def _runs(jobs: list[Job], processes: int) -> Iterator[list[Job]]:
 
 
 def _keep(index: Index, subject: Subject, answer: Answer) -> None:
-    # What could not be read may be readable tomorrow.
-    dark = isinstance(answer, Look) and answer.status == "unreadable"
-    if not dark or _is_of_the_text(answer):
-        index.keep(subject.about, answer.reads, plain(answer))
-
-
-def _is_of_the_text(answer: Answer) -> bool:
-    """Whether it is the text itself that cannot be read: that is so for whoever reads it."""
+    # What could not be read may be readable tomorrow; a text that does not parse is so for whoever reads it.
     codes = {failure.code for failure in answer.failures} if isinstance(answer, Look) else set()
-    return bool(codes) and codes <= {"BP508", "BP505"} and bool(answer.reads)
+    dark = isinstance(answer, Look) and answer.status == "unreadable" and not codes <= {"BP508", "BP505"}
+    if answer.reads and UNTOLD not in answer.reads.values() and not dark:
+        index.keep(subject.about, answer.reads, plain(answer))
 
 
 # -- in a process of its own ---------------------------------------------------------------------

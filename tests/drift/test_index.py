@@ -1,0 +1,58 @@
+"""What is remembered: by the texts that were read, whole lines only, and made anew when the code changes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tools.drift.index import ANSWERING, Index
+
+TEXTS = {"a.py": "1" * 40, "b.py": None}
+
+
+def test_an_answer_belongs_to_the_texts_that_were_read(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    index.keep("it", TEXTS, {"status": "applied"})
+    index.close()
+    again = Index(tmp_path)
+    assert again.find("it", TEXTS.get) == {"status": "applied"}
+    assert again.find("other", TEXTS.get) is None
+    assert again.find("it", {**TEXTS, "a.py": "2" * 40}.get) is None
+    assert again.find("it", {**TEXTS, "b.py": "2" * 40}.get) is None
+    # What was not read does not matter.
+    assert again.find("it", {**TEXTS, "c.py": "3" * 40}.get) == {"status": "applied"}
+
+
+def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    index.keep("it", TEXTS, 1)
+    index.close()
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text("utf-8") + '["half", {"a.py"', "utf-8")
+    again = Index(tmp_path)
+    again.keep("next", TEXTS, 2)
+    again.close()
+    last = Index(tmp_path)
+    assert (last.find("it", TEXTS.get), last.find("next", TEXTS.get)) == (1, 2)
+    assert last.find("half", TEXTS.get) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    index = Index(tmp_path / "file")
+    index.keep("it", TEXTS, 1)
+    assert index.find("it", TEXTS.get) == 1
+
+
+def test_every_module_that_an_answer_depends_on_is_named() -> None:
+    folder = ROOT / "tools" / "drift"
+    waiting, found = ["looks"], set()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        tree = ast.parse((folder / f"{name}.py").read_text("utf-8"))
+        waiting += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    assert found == set(ANSWERING)
