@@ -7,7 +7,7 @@ found on a lane is that of every other one that has the same texts at those path
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -169,3 +169,8 @@ def parsed(read: Callable[[str, str], bytes], blob: str, module: str, path: str)
     if len(_texts) > _KEPT:
         _texts.popitem(last=False)
     return text
+
+
+def same_reads(place: Place, reads: Mapping[str, str | None]) -> bool:
+    """Whether a place has the same texts at some paths; what was untold once is the same nowhere."""
+    return all(place.blob(path) == blob for path, blob in reads.items())
