@@ -202,6 +202,7 @@ CALLS = {
     "self.store.take(1)": "",
     "self.store.take()": "missing a required argument: 'n'",
     "self.store.gone()": "Store has no `gone`",
+    "self.store.brought(1)": "",
     "self.given.take()": "missing a required argument: 'n'",
     "self.unknown.take()": "",
     "now.take()": "",
@@ -217,6 +218,9 @@ COPY = """
 from elsewhere import elsewhere
 from vllm.helpers import Store, Thing, choose, missing
 from vllm.up import Planner
+
+class TheirStore(Store):
+    def brought(self, one): ...
 
 class Theirs(Planner):
     def ours(self): ...

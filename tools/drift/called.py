@@ -72,7 +72,9 @@ class Callees:
             if holder.value.id != _first(where.node) or where.upstream.owner is None:
                 return None
             made = self._attribute_class(where.upstream.text, where.upstream.owner, holder.attr)
-            return self._method(*made, name) if made else None
+            found = self._method(*made, name) if made else None
+            # The object is of a class of theirs where the copy's module has one that brings the method.
+            return None if isinstance(found, Gone) and name in _brought(where.text) else found
         if isinstance(holder, ast.Name):
             made = self._class(self._own.get(holder.id, ""))
             return self._method(*made, name, of_class=True) if made else None
@@ -179,6 +181,12 @@ def _names(text: ModuleText) -> dict[str, str]:
         name = getattr(node, "name", "")
         found.setdefault(name, set()).add(f"{text.module}:{name}")
     return {name: min(origins) for name, origins in found.items() if len(origins) == 1}
+
+
+def _brought(text: ModuleText) -> set[str]:
+    """The methods of a module's classes, by their names."""
+    classes = [node for node in ast.walk(text.tree) if isinstance(node, ast.ClassDef)]
+    return {one.name for owner in classes for one in definitions(owner) if isinstance(one, Function)}
 
 
 def _assigned(text: ModuleText, name: str) -> bool:
