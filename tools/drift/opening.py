@@ -134,6 +134,8 @@ def _open(
         return True
     if old is None or new is None or isinstance(old, ast.stmt) or isinstance(new, (ast.stmt, list)):
         return False
+    if not _written_whole(old, mine if isinstance(old, str) else None):
+        return False
     fresh = _fresh(pattern, old, name, allow, taken)
     before = ast.unparse(mine) if isinstance(old, str) and isinstance(mine, ast.expr) else ""
     texts = (_text(old), _text(new))
@@ -152,6 +154,13 @@ def _open(
     if all(len(text) <= _LONGEST for text in texts):
         allow[fresh] = texts
     return True
+
+
+def _written_whole(*nodes: object) -> bool:
+    """Whether parts of a pattern can be written by themselves; an operator that is a hole has no text of its own."""
+    return not any(
+        isinstance(one, OperatorHole) for node in nodes if isinstance(node, ast.expr) for one in ast.walk(node)
+    )
 
 
 def _down(node: Any, name: str, index: str | None) -> Any:
