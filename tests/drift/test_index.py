@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import ROOT
 from tools.drift.index import ANSWERING, Index
@@ -36,6 +39,31 @@ def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
     last = Index(tmp_path)
     assert (last.find("it", TEXTS.get), last.find("next", TEXTS.get)) == (1, 2)
     assert last.find("half", TEXTS.get) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.replace(b"failed", b"applied"),
+        lambda line: b'{"a": 1}\n',
+        lambda line: b'["it", [], 1]\n',
+        lambda line: line.partition(b" ")[2],
+        lambda line: line[:-9] + b"\n",
+        lambda line: b"\xff\x00" + line,
+        lambda line: b"",
+    ],
+)
+def test_a_line_that_was_damaged_is_left_out_and_no_other(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    index = Index(tmp_path)
+    index.keep("it", TEXTS, {"status": "failed"})
+    index.keep("next", TEXTS, 2)
+    index.close()
+    (file,) = tmp_path.iterdir()
+    first, second = file.read_bytes().splitlines(keepends=True)
+    assert damage(first) != first
+    file.write_bytes(damage(first) + second)
+    again = Index(tmp_path)
+    assert (again.find("it", TEXTS.get), again.find("next", TEXTS.get)) == (None, 2)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

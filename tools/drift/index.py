@@ -1,7 +1,8 @@
 """What was found before, kept in a folder that git ignores, so that a run goes on where the last one stopped.
 
 Nothing in it speaks of a ref: an answer belongs to the texts that were read for it, and to the declarations and the
-code that gave it. It grows by whole lines, so a run that is interrupted loses the line that it was writing.
+code that gave it. It grows by whole lines, so a run that is interrupted loses the line that it was writing. A line that
+is not what was written, by the digest before it, is as if it were not there: no report is green by a damaged file.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Index:
         if self._file is None and self.path is not None:
             self._file = self._open(self.path)
         if self._file is not None:
-            self._file.write(json.dumps([about, dict(reads), answer], ensure_ascii=False) + "\n")
+            text = json.dumps([about, dict(reads), answer], ensure_ascii=False)
+            self._file.write(f"{digest([text])} {text}\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -75,14 +77,12 @@ class Index:
 
     def _load(self, path: Path) -> None:
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    try:
-                        about, reads, answer = json.loads(line)
-                        self._put(about, reads, answer)
-                    except (ValueError, TypeError, AttributeError):
-                        continue  # a run was interrupted while it wrote this
-        except (OSError, UnicodeDecodeError):
+                    said, _, text = line.rstrip("\n").partition(" ")
+                    if said == digest([text]):  # else a run was interrupted while it wrote this, or it was damaged
+                        self._put(*json.loads(text))
+        except OSError:
             return
 
     @staticmethod
