@@ -34,6 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         ("--since nowhere", 3, "BP506"),
         ("--since v0.23.0 --until nowhere", 3, "BP506"),
         ("--since -x", 3, "BP506"),
+        ("--since v0.31.0..v0.32.0", 2, "BP007"),
         ("--since v0.31.0 --until v0.30.0", 2, "BP921"),
         ("--since v0.32.0 --features nothing", 2, "BP003"),
         ("--since v0.32.0 --delta balance.nothing", 2, "BP003"),
@@ -136,6 +137,30 @@ def test_a_repository_without_vllm(tmp_path: Path, look) -> None:
     assert look(repo, "HEAD").outcome is Outcome.UNKNOWN
 
 
+def test_what_a_commit_says_does_not_reach_the_terminal(branch: Branch, capsys) -> None:
+    repo = branch("0.29.0")
+    repo.git("config", "user.name", "\x1b[2JA\u202e. Person\x07")
+    repo.edit(SCHEDULER, lambda text: text + "\ndef (:\n", "\x1b[31mred\x1b[0m \r over \x08\x0b\u2028 caf\u00e9 (#9)")
+    for format_ in ("text", "json", "markdown", "github", "html"):
+        words = ("--repo", str(repo.path), "--since", "v0.29.0", "--features", "defer_preemption", "--format", format_)
+        found, out, _ = run(capsys, *words)
+        assert found == 3
+        assert not set(out) & set("\x1b\r\x07\x08\x0b\u2028\u202e")
+    assert "\ufffd[31mred" in out
+    assert "caf\u00e9" in out
+
+
+def test_an_output_that_takes_nothing(upstream: Repo, capsys, monkeypatch) -> None:
+    def full(text: str) -> None:
+        raise OSError(28, "No space left on device", text[:0])
+
+    monkeypatch.setattr("tools.drift.cli.typer.echo", full)
+    words = ("--repo", str(upstream.path), "--since", "v0.33.0", "--features", "defer_preemption")
+    found, _, err = run(capsys, *words)
+    assert found == 3
+    assert err.startswith("BP515 ")
+
+
 def test_an_interrupted_run_goes_on(branch: Branch, tmp_path: Path, monkeypatch, capsys) -> None:
     repo = branch("0.29.0")
     for number in range(3):
@@ -154,6 +179,7 @@ def test_an_interrupted_run_goes_on(branch: Branch, tmp_path: Path, monkeypatch,
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 3
+    assert "the next run goes on" in capsys.readouterr().err
     assert len(Index(tmp_path / "index")._known) == 3
 
     left = []

@@ -30,6 +30,8 @@ from .runs import Options, run_git, run_releases
 _EPILOG = """Exit status: 0 nothing needs an edit; 1 something does; 2 wrong usage; 3 could not check. \
 What broke and was mended before the last ref is told, and does not count."""
 _ROOT = Path(__file__).resolve().parents[2]
+_INTERRUPTED = 130  # typer's
+_KEPT = "interrupted; what was looked at is kept, and the next run goes on from there\n"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -102,6 +104,9 @@ def report(
         raise refuse("BP007", "give either --repo with --since, or --releases", next="see --help")
     if repo is not None and since is None:
         raise refuse("BP007", "--repo needs --since", next="name the first ref: --since v0.32.0")
+    if ".." in (since or ""):  # in no ref
+        first, last = (part.strip(".") for part in (since or "").split("..", 1))
+        raise refuse("BP007", "--since is one ref", next=f"write --since {first or 'HEAD'} --until {last or 'HEAD'}")
     names = [name.strip() for text in features or () for name in text.split(",") if name.strip()]
     chosen = choose(names, deltas or (), delta or ())
     declared = [one.feature for one in chosen]
@@ -128,7 +133,12 @@ def report(
 
 def _write(text: str, output: Path | None) -> None:
     if output is None:
-        typer.echo(text)
+        try:
+            typer.echo(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise refuse("BP515", f"standard output: {error.strerror}", next="write it elsewhere: -o FILE") from error
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -173,9 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             3,
             None,
         }
+        if stop.code == _INTERRUPTED:
+            sys.stderr.write(_KEPT)
         sys.exit(int(Outcome.UNKNOWN) if broken else stop.code)
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.stderr.write("interrupted; what was looked at is kept, and the next run goes on from there\n")
+        sys.stderr.write(_KEPT)
         sys.exit(int(Outcome.UNKNOWN))
     except Exception as error:  # noqa: BLE001 - an uncaught error must not look like a finding
         if os.environ.get("BALANCE_PATCHER_DEBUG"):

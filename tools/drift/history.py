@@ -8,6 +8,7 @@ commit.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .model import Commit, Ref
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _FORMAT = "%H%x00%P%x00%aI%x00%an%x00%s"
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks of direction, halves of pairs, and what ends a line
 _AT_ONCE = 200  # paths on one command line
 
 
@@ -180,8 +182,14 @@ class History:
 
 def _commit(row: str) -> Commit:
     name, parents, date, author, subject = row.split("\0", 4)
+    author, subject = _harmless(author), _harmless(subject)
     pull = _PULL.search(subject)
     return Commit(name, subject, author, date, tuple(parents.split()), int(pull[1]) if pull else None)
+
+
+def _harmless(text: str) -> str:
+    """What anybody may write into a commit, without what moves a terminal's cursor or turns the direction of a line."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one) in _UNSEEN else one for one in text)
 
 
 def _called(ref: str) -> str:
