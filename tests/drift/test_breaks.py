@@ -13,7 +13,8 @@ import pytest
 from balance_patcher.errors import Outcome
 from tests.conftest import ROOT
 from tests.drift.conftest import CORE, SCHEDULER, Repo, changes
-from tools.drift.model import Proposal, Report, Transition
+from tools.drift.changed import Proposal, Transition
+from tools.drift.model import Report
 
 pytestmark = pytest.mark.timeout(1200)
 

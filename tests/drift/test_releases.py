@@ -11,8 +11,10 @@ import pytest
 from balance_patcher.errors import Outcome
 from tests.conftest import ROOT
 from tests.drift.conftest import TOLD, Repo, changes
-from tools.drift.model import CalleeChange, Report, from_json, to_json
+from tools.drift.changed import CalleeChange
+from tools.drift.model import Report
 from tools.drift.text import as_text
+from tools.drift.written import from_json, to_json
 
 pytestmark = pytest.mark.timeout(1200)  # the first one reads twelve releases, and looks at all of them
 

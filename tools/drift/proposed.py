@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .changed import Proposal, Transition
+from .decoding import decoded
 from .index import digest, maker_digest
-from .model import Proposal, Transition, decoded
 from .proposing import Asked, Where, made
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from balance_patcher.targets import Target, find_target
 
 from .anchored import fate_of
 from .candidates import Candidate, Spot, candidates
+from .changed import Proposal
 from .explain import matched
 from .kinds import Kind
-from .model import Proposal
 from .patching import CannotPatchError, Patched, patched
 from .renaming import renames
 

@@ -10,7 +10,7 @@ from balance_patcher.errors import PatchError, refuse
 from balance_patcher.index import finder, parse_version
 
 from .columns import Column, ReleasePlace, source_of
-from .model import Ref
+from .matrix import Ref
 
 DISTRIBUTION = "vllm"
 _AT_ONCE = 8  # connections
