@@ -29,6 +29,7 @@ from .explain import matched
 from .kinds import Kind
 from .patching import CannotPatchError, Patched, patched
 from .renaming import renames
+from .retargeting import retargets
 
 _TRIES = 12  # candidates that are found once on both sides, and whose whole feature is checked then
 
@@ -87,7 +88,7 @@ def propose(asked: Asked) -> Proposal | str:
     except PatchError as error:
         return error.failures[0].headline
     if isinstance(target, Failure):
-        return "the target is not there; a person has to find what became of it"
+        return _retargeted(asked, path) or "the target is not there, and nothing like it; a person has to find it"
     why = "nothing like the old statement is there, or no small change of the anchor fits both"
     tries = 0
     for anchor, renamed, note in _anchors(asked, variant, target):
@@ -106,9 +107,16 @@ def propose(asked: Asked) -> Proposal | str:
     return _renamed(asked, path, variant) or why
 
 
-def _made(asked: Asked, done: Patched, pattern: str, note: str, known: Sequence[Where] = ()) -> Proposal:
+def _made(
+    asked: Asked,
+    done: Patched,
+    pattern: str,
+    note: str,
+    known: Sequence[Where] = (),
+    feature: Feature | None = None,
+) -> Proposal:
     wheres = {where.ref: where for where in (*asked.others, asked.good, asked.bad)}
-    holds = [ref for ref, where in wheres.items() if where in known or _holds(asked, done.delta, where) == ""]
+    holds = [ref for ref, where in wheres.items() if where in known or _holds(asked, done.delta, where, feature) == ""]
     fails = tuple(ref for ref in wheres if ref not in holds)
     return Proposal(
         asked.delta.name,
@@ -157,12 +165,16 @@ def _once(one: Candidate, spot: Spot) -> bool:
     return len(found) == 1 and found[0].statements[one.at] is spot.statement
 
 
-def _holds(asked: Asked, delta: Delta, where: Where) -> str:
-    """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it."""
+def _holds(asked: Asked, delta: Delta, where: Where, feature: Feature | None = None) -> str:
+    """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it.
+
+    ``feature`` is the changed one, where more of it was changed than the delta.
+    """
     deltas = tuple(delta if one.name == delta.name else one for one in asked.feature.deltas)
+    changed = feature or replace(asked.feature, deltas=deltas)
     try:
         lane = where.lane()
-        report = check_feature(lane, replace(asked.feature, deltas=deltas))
+        report = check_feature(lane, changed)
         before = {_key(failure) for failure in check_feature(lane, asked.feature).failures}
     except PatchError as error:
         return f"{where.ref}: {error.failures[0].headline}"
@@ -176,6 +188,17 @@ def _holds(asked: Asked, delta: Delta, where: Where) -> str:
 
 def _key(failure: Failure) -> tuple[str, str]:
     return failure.code, failure.what
+
+
+def _retargeted(asked: Asked, path: Path) -> Proposal | None:
+    """The target as upstream calls it now; the delta may need more than that, which is told then."""
+    for done, feature, target in retargets(path, asked.delta, asked.good.lane(), asked.bad.lane()):
+        if _holds(asked, done.delta, asked.bad, feature) == "":
+            said = f"the target is {target} now; what is older than that has no such target"
+            note = f"{said}: check that it is the same function, and look at texts that name it in the class"
+            pattern = f"{asked.delta.target} → {target}"
+            return _made(asked, done, pattern, note, [asked.bad], feature)
+    return None
 
 
 def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:
