@@ -131,6 +131,26 @@ def test_a_duplicated_check(branch: Branch, look, tmp_path: Path) -> None:
     verifies(change.proposal, repo, ("v0.29.0", "HEAD"), tmp_path)
 
 
+def test_a_duplicated_stop_that_an_invariant_speaks_of(branch: Branch, look) -> None:
+    """An anchor for it can be found; what the invariant says is for a person to change, and that is said."""
+
+    def twice(text: str) -> str:
+        found = re.search(rf"( +){re.escape(STOP)}\n(?: +#.*\n)* +break\n", text)
+        pad = found[1]
+        more = f"\n{pad}self.looked = True\n{pad}{STOP}\n{pad}    break\n"
+        return text[: found.end()] + more + text[found.end() :]
+
+    repo = branch("0.29.0")
+    report, bad = told(repo, twice, look)
+    change = the_one(report, GATE, bad, "ambiguous")
+    invariant = "the stop comes before the one admission"
+    lines = (ROOT / "deltas/balance.py").read_text("utf-8").split("\n")
+    line = next(at for at, text in enumerate(lines, 1) if f'"{invariant}"' in text)
+    assert change.proposal is None
+    assert f"the invariant `{invariant}` says what has to hold" in change.why_no_proposal
+    assert f"then change deltas/balance.py:{line}, or" in change.why_no_proposal
+
+
 def test_an_attribute_that_inserted_code_uses(branch: Branch, look) -> None:
     repo = branch("0.29.0")
     report, bad = told(repo, lambda text: text.replace("self.dp_group", "self.data_group"), look, CORE)
@@ -197,6 +217,7 @@ def test_an_invariant_that_broke(branch: Branch, look) -> None:
     report, bad = told(repo, again, look, CORE)
     (change,) = changes(report, "the busy loop calls the hook once on every path")
     assert (change.kind, change.action, change.first_bad.commit.hash) == ("invariant-broken", True, bad)
+    assert "the invariant `the busy loop calls the hook once on every path` says" in change.why_no_proposal
     assert report.outcome is Outcome.BROKEN
 
 

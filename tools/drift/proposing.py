@@ -165,13 +165,16 @@ def _once(one: Candidate, spot: Spot) -> bool:
     return len(found) == 1 and found[0].statements[one.at] is spot.statement
 
 
+def _with(feature: Feature, delta: Delta) -> Feature:
+    return replace(feature, deltas=tuple(delta if one.name == delta.name else one for one in feature.deltas))
+
+
 def _holds(asked: Asked, delta: Delta, where: Where, feature: Feature | None = None) -> str:
     """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it.
 
     ``feature`` is the changed one, where more of it was changed than the delta.
     """
-    deltas = tuple(delta if one.name == delta.name else one for one in asked.feature.deltas)
-    changed = feature or replace(asked.feature, deltas=deltas)
+    changed = feature or _with(asked.feature, delta)
     try:
         lane = where.lane()
         report = check_feature(lane, changed)
@@ -181,7 +184,11 @@ def _holds(asked: Asked, delta: Delta, where: Where, feature: Feature | None = N
     cell = next((row for row in report.deltas if row.name == delta.name), None)
     own = [failure for failure in report.failures if _key(failure) not in before or names(failure, delta.name, "")]
     if own or cell is None or cell.status == "failed":
-        return f"a candidate is refused at {where.ref}: {own[0].headline if own else 'it still fails'}"
+        why = f"a candidate is refused at {where.ref}: {own[0].headline if own else 'it still fails'}"
+        said = [
+            row.name for row in report.invariants if row.status == "broken" and own and row.detail == own[0].headline
+        ]
+        return f"{why}; {for_a_person(asked.folder, asked.feature, said[0])}" if said else why
     # Another delta of the feature may be broken, too; then nobody can say more of this one.
     return "" if report.outcome is not Outcome.UNKNOWN or report.failures else f"{where.ref}: could not be checked"
 
@@ -210,3 +217,15 @@ def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:
             )
             return _made(asked, done, f"{was} → {now}", note, [asked.bad])
     return None
+
+
+def for_a_person(folder: Path, feature: Feature, invariant: str) -> str:
+    """Why nothing is proposed for an invariant, and where it is declared."""
+    file = feature.declared.rpartition("/")[2].partition(":")[0]
+    path = folder / file
+    lines = path.read_text("utf-8").split("\n") if path.is_file() else []
+    line = next((f":{at}" for at, text in enumerate(lines, 1) if f'"{invariant}"' in text), "")
+    return (
+        f"the invariant `{invariant}` says what has to hold, and a machine cannot know whether less is enough: "
+        f"read upstream's change, then change {folder.name}/{file}{line}, or what the delta does"
+    )
