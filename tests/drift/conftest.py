@@ -15,9 +15,10 @@ import pytest
 
 from balance_patcher.source import open_source
 from tests.conftest import RELEASES
+from tools.drift.changed import Transition
 from tools.drift.choice import choose
 from tools.drift.index import Index
-from tools.drift.model import Report, Transition
+from tools.drift.model import Report
 from tools.drift.runs import Options, run_git
 
 #: The releases of the history: 0.23.0 to 0.33.0.

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from balance_patcher.errors import Failure
-from tools.drift.model import (
-    Absorbed,
-    BadCall,
-    CalleeChange,
-    Cell,
-    Commit,
-    Copy,
-    CopyCell,
-    Counts,
-    DeltaCell,
-    DeltaInfo,
-    Difference,
-    FeatureInfo,
-    FirstBad,
-    Proposal,
-    Ref,
-    Report,
-    Snippet,
-    Transition,
-)
+from tools.drift.changed import Absorbed, CalleeChange, Difference, FirstBad, Proposal, Snippet, Transition
+from tools.drift.copied import BadCall, Copy, CopyCell
+from tools.drift.matrix import Cell, Commit, DeltaCell, DeltaInfo, FeatureInfo, Ref
+from tools.drift.model import Counts, Report
 
 TARGET = "vllm.made.up:Planner.plan"
 FILE = "vllm/made/up.py"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ import pytest
 from balance_patcher.errors import Outcome
 from tests.conftest import ROOT
 from tests.drift.conftest import CORE, SCHEDULER, Repo, changes
-from tools.drift.model import Proposal, Report, Transition
+from tools.drift.changed import Proposal, Transition
+from tools.drift.model import Report
+from tools.drift.written import from_json
+from tools.drift_report import main
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -127,6 +131,26 @@ def test_a_duplicated_check(branch: Branch, look, tmp_path: Path) -> None:
     verifies(change.proposal, repo, ("v0.29.0", "HEAD"), tmp_path)
 
 
+def test_a_duplicated_stop_that_an_invariant_speaks_of(branch: Branch, look) -> None:
+    """An anchor for it can be found; what the invariant says is for a person to change, and that is said."""
+
+    def twice(text: str) -> str:
+        found = re.search(rf"( +){re.escape(STOP)}\n(?: +#.*\n)* +break\n", text)
+        pad = found[1]
+        more = f"\n{pad}self.looked = True\n{pad}{STOP}\n{pad}    break\n"
+        return text[: found.end()] + more + text[found.end() :]
+
+    repo = branch("0.29.0")
+    report, bad = told(repo, twice, look)
+    change = the_one(report, GATE, bad, "ambiguous")
+    invariant = "the stop comes before the one admission"
+    lines = (ROOT / "deltas/balance.py").read_text("utf-8").split("\n")
+    line = next(at for at, text in enumerate(lines, 1) if f'"{invariant}"' in text)
+    assert change.proposal is None
+    assert f"the invariant `{invariant}` says what has to hold" in change.why_no_proposal
+    assert f"then change deltas/balance.py:{line}, or" in change.why_no_proposal
+
+
 def test_an_attribute_that_inserted_code_uses(branch: Branch, look) -> None:
     repo = branch("0.29.0")
     report, bad = told(repo, lambda text: text.replace("self.dp_group", "self.data_group"), look, CORE)
@@ -149,14 +173,30 @@ def test_an_attribute_that_the_runtime_class_uses(branch: Branch, look) -> None:
     assert "BalanceScheduler uses self.vllm_config" in change.explanation
 
 
-def test_a_target_that_is_called_otherwise(branch: Branch, look) -> None:
+def test_a_target_that_is_called_otherwise(branch: Branch, look, tmp_path: Path) -> None:
     repo = branch("0.29.0")
     report, bad = told(
         repo, lambda text: text.replace("_has_global_unfinished_reqs", "_anybody_unfinished"), look, CORE
     )
     change = the_one(report, "balance.gather", bad, "target-gone")
+    proposal = change.proposal
+    assert proposal is not None
+    assert proposal.pattern.endswith("→ vllm.v1.engine.core:DPEngineCoreProc._anybody_unfinished")
+    assert bad[:10] in proposal.holds_on
+    assert "v0.29.0" in proposal.fails_on  # it is called otherwise there
+    verifies(replace(proposal, fails_on=()), repo, ("HEAD",), tmp_path)
+
+
+def test_a_target_that_is_nowhere(branch: Branch, look) -> None:
+    def without(text: str) -> str:
+        found = re.search(r"    def _has_global_unfinished_reqs\(.*?(?=\n    def |\nclass )", text, re.DOTALL)
+        return text[: found.start()] + text[found.end() :]
+
+    repo = branch("0.29.0")
+    report, bad = told(repo, without, look, CORE)
+    change = the_one(report, "balance.gather", bad, "target-gone")
     assert change.proposal is None
-    assert change.why_no_proposal == "the target is not there; a person has to find what became of it"
+    assert change.why_no_proposal == "the target is not there, and nothing like it; a person has to find it"
 
 
 def test_an_anchor_that_is_gone(branch: Branch, look) -> None:
@@ -177,6 +217,7 @@ def test_an_invariant_that_broke(branch: Branch, look) -> None:
     report, bad = told(repo, again, look, CORE)
     (change,) = changes(report, "the busy loop calls the hook once on every path")
     assert (change.kind, change.action, change.first_bad.commit.hash) == ("invariant-broken", True, bad)
+    assert "the invariant `the busy loop calls the hook once on every path` says" in change.why_no_proposal
     assert report.outcome is Outcome.BROKEN
 
 
@@ -219,3 +260,30 @@ def test_a_merged_branch(branch: Branch, look) -> None:
         (change,) = changes(look(repo, "v0.29.0", every=every), GATE)
         assert change.first_bad.commit.hash == wanted
         assert change.first_bad.proven
+
+
+def test_a_copy_beside_a_history(branch: Branch, tmp_path: Path, capsys) -> None:
+    """Somebody's copy of a hook: equal to upstream's, until a commit changes what it copies."""
+    repo = branch("0.29.0")
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text((repo.path / CORE).read_text("utf-8"), "utf-8")
+
+    def more(text: str) -> str:
+        return re.sub(
+            r"(    def _has_global_unfinished_reqs\([^)]*\)[^\n]*:\n)", r"\1        self.asked = True\n", text
+        )
+
+    bad = repo.edit(CORE, more, "Note it (#3)")
+    name = "DPEngineCoreProc._has_global_unfinished_reqs"
+    words = ["--repo", str(repo.path), "--since", "v0.29.0", "--features", "prefill_preemption", "--no-index"]
+    words += ["--copy", f"{theirs}:{name}=vllm.v1.engine.core:{name}", "--processes", "1", "--format", "json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--columns", "tags"])
+    assert ended.value.code in {0, None}
+    report = from_json(capsys.readouterr().out)
+    (copy,) = report.copies
+    assert [(cell.ref, cell.status, cell.removed) for cell in copy.cells] == [
+        ("v0.29.0", "equal", 0), ("HEAD", "drifted", 1)
+    ]  # fmt: skip
+    assert report.refs[-1].commit is not None
+    assert report.refs[-1].commit.hash == bad

@@ -15,8 +15,8 @@ from tests.conftest import RELEASES
 from tests.drift.examples import GREEN
 from tools.drift import cli
 from tools.drift.columns import Column
+from tools.drift.copied import Copy, CopyCell
 from tools.drift.copies import Held, cell_of, copies_in, copy_of, held, held_in, target_of, with_copies
-from tools.drift.model import Copy, CopyCell
 from tools.drift.plain import drift, plain_lines
 from tools.drift.releases import release_columns, released
 

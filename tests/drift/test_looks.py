@@ -18,7 +18,7 @@ import pytest
 from tests.drift.browser import Browser, Picture, chromium
 from tests.drift.examples import EXAMPLE, GREEN
 from tests.drift.test_page import PAYLOAD, poisoned, with_plain_places
-from tools.drift.model import DeltaCell
+from tools.drift.matrix import DeltaCell
 from tools.drift.page import as_html
 
 DESK, PHONE, SMALL = (1280, 900), (390, 844), (320, 640)

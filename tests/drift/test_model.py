@@ -9,7 +9,8 @@ import pytest
 from balance_patcher.errors import Outcome
 from tests.drift.examples import EXAMPLE, GREEN
 from tools.drift.kinds import Kind
-from tools.drift.model import Report, from_json, to_json
+from tools.drift.model import Report
+from tools.drift.written import from_json, to_json
 
 
 @pytest.mark.parametrize("report", [EXAMPLE, GREEN])

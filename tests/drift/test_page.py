@@ -14,7 +14,8 @@ import pytest
 
 from balance_patcher.errors import Failure
 from tests.drift.examples import EXAMPLE, GREEN
-from tools.drift.model import Report, Snippet
+from tools.drift.changed import Snippet
+from tools.drift.model import Report
 from tools.drift.page import as_html
 from tools.drift.sides import beside, of_patch
 

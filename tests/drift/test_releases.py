@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from balance_patcher.errors import Outcome
+from balance_patcher.errors import Outcome, PatchError
 from tests.conftest import ROOT
 from tests.drift.conftest import TOLD, Repo, changes
-from tools.drift.model import CalleeChange, Report, from_json, to_json
+from tools.drift import releases as of_releases
+from tools.drift.changed import CalleeChange
+from tools.drift.model import Report
+from tools.drift.releases import range_of
 from tools.drift.text import as_text
+from tools.drift.written import from_json, to_json
+from tools.drift_report import main
 
 pytestmark = pytest.mark.timeout(1200)  # the first one reads twelve releases, and looks at all of them
 
@@ -128,3 +133,28 @@ def test_tags_alone_find_the_same_commits(releases: Report, upstream: Repo, look
     assert [(one.subject, one.kind, one.first_bad) for one in few.transitions] == [
         (one.subject, one.kind, one.first_bad) for one in own
     ]
+
+
+def test_a_delta_since_a_release_needs_no_repository(capsys) -> None:
+    words = ["--delta", GATE, "--since", "v0.32.0", "--until", "0.33.0", "--no-index", "--processes", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--format", "json"])
+    assert ended.value.code in {0, None}
+    report = from_json(capsys.readouterr().out)
+    assert (report.mode, report.refs[0].name, report.refs[-1].name) == ("releases", "0.32.0", "0.33.0")
+    assert [delta.name for feature in report.features for delta in feature.deltas] == [GATE]
+
+
+def test_from_a_release_to_the_newest_final_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Known:
+        @staticmethod
+        def versions(_: str) -> list[str]:
+            return ["0.9.0", "0.10.0", "0.11.0", "0.12.0rc1"]
+
+    monkeypatch.setattr(of_releases, "finder", Known)
+    assert range_of("v0.9.0", None) == "0.9.0..0.11.0"
+    assert range_of("v0.11.0", None) == "0.11.0"
+    assert range_of("0.9.0", "v0.10.0") == "0.9.0..0.10.0"
+    with pytest.raises(PatchError) as refused:
+        range_of("deadbeef", None)
+    assert "needs --repo" in str(refused.value)

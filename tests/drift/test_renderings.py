@@ -15,9 +15,11 @@ import pytest
 from balance_patcher.errors import Failure
 from tests.drift.examples import ABSORBED, CALLEES, COPIES, EXAMPLE, GREEN, RENAME, TRANSITIONS
 from tools.drift.annotations import as_github
+from tools.drift.changed import Snippet
+from tools.drift.copied import Copy
 from tools.drift.formats import FORMATS
 from tools.drift.markdown import LIMIT, as_markdown
-from tools.drift.model import Copy, Report, Snippet
+from tools.drift.model import Report
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 HOSTILE = "fix `x` @everyone <img src=x onerror=alert(1)> ``` #1 [a](b)\n::error::no"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.drift.model import Commit
+from tools.drift.matrix import Commit
 from tools.drift.search import Line, first_bad
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from tests.drift.conftest import SCHEDULER, Repo
 pytestmark = pytest.mark.timeout(1800)
 
 COMMITS, RELEVANT = 1000, 60
-SECONDS, AGAIN = 30, 3  # on a machine with two cores; the work is shared by two processes
-MEBIBYTES = 1024
+SECONDS, AGAIN = 45, 3  # so that two processes on two free cores are done well under thirty
+MEBIBYTES = 768  # of 1024
 
 
 def history(repo: Repo) -> None:
@@ -40,14 +41,24 @@ def history(repo: Repo) -> None:
     subprocess.run(["git", "fast-import", "--quiet"], cwd=repo.path, input=b"".join(parts), check=True)
 
 
+#: Starts the run from a small process: to the kernel, what the starter had until then is a process's own peak.
+_SMALL = """
+import json, resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], check=False)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss]))
+"""
+
+
 def measured(*words: str) -> tuple[float, float]:
-    """Seconds of processor time, and mebibytes of all processes at once, at the most."""
+    """Seconds of processor time of all processes, and mebibytes: as if each of the three had what the largest had."""
+    run = [sys.executable, "-m", "tools.drift_report", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-m", "tools.drift_report", *words], cwd=ROOT, env=environment) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return used.ru_utime + used.ru_stime, 3 * used.ru_maxrss / 1024
+    small = [sys.executable, "-c", _SMALL, *run]
+    done = subprocess.run(small, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    status, seconds, largest = json.loads(done.stdout.splitlines()[-1])
+    assert status == 0, done.stderr
+    return seconds, 3 * largest / 1024
 
 
 def test_a_thousand_commits(branch, tmp_path: Path) -> None:
@@ -56,7 +67,7 @@ def test_a_thousand_commits(branch, tmp_path: Path) -> None:
     words = ["--repo", str(repo.path), "--since", "v0.29.0", "--until", "long", "--format", "json", "--processes", "2"]
     words += ["--index", str(tmp_path / "index"), "-o"]
     seconds, memory = measured(*words, str(tmp_path / "first.json"))
-    assert seconds < 2 * SECONDS
+    assert seconds < SECONDS
     assert memory < MEBIBYTES
     again, _ = measured(*words, str(tmp_path / "again.json"))
     assert again < AGAIN

@@ -13,7 +13,8 @@ from pathlib import Path
 from balance_patcher.delta import Delta
 from balance_patcher.feature import Feature
 
-from .model import Absorbed, Cell, Ref, Transition
+from .changed import Absorbed, Transition
+from .matrix import Cell, Ref
 from .patching import CannotPatchError, delta_call, loaded, unified
 
 Lines = tuple[int, int]

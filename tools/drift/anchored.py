@@ -22,8 +22,8 @@ from balance_patcher.source import ModuleText
 from balance_patcher.statements import header
 from balance_patcher.targets import Function, Target, suites_of
 
+from .changed import Difference
 from .kinds import Kind
-from .model import Difference
 
 _WIDEST = 160  # characters of a reason
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from balance_patcher.errors import CATALOGUE, Outcome
 from balance_patcher.renderings import workflow_escape
 
+from .changed import Absorbed, CalleeChange, Transition
+from .copied import Copy
 from .kinds import Kind
-from .model import Absorbed, CalleeChange, Copy, Report, Transition
+from .model import Report
 
 _LOUD = 2  # a changed body is no news: only what a caller can see is
 

@@ -25,6 +25,7 @@ from .copies import copies_in, held, with_copies
 from .engine import Tell
 from .formats import FORMATS
 from .index import FOLDER, Index
+from .releases import range_of
 from .runs import Options, run_git, run_releases
 
 _EPILOG = """Exit status: 0 nothing needs an edit; 1 something does; 2 wrong usage; 3 could not check. \
@@ -51,9 +52,15 @@ def report(
         Path | None, typer.Option(metavar="PATH", help="A git checkout, worktree or mirror of vLLM; with --since.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="REF", help="The first ref; pin:release or pin:main with --vllm-ascend.")
+        str | None,
+        typer.Option(
+            metavar="REF",
+            help="The first ref; pin:release or pin:main with --vllm-ascend. Without --repo a release.",
+        ),
     ] = None,
-    until: Annotated[str, typer.Option(metavar="REF", help="The last ref, which is judged.")] = "HEAD",
+    until: Annotated[
+        str | None, typer.Option(metavar="REF", help="The last ref, which is judged; HEAD, or the newest release.")
+    ] = None,
     releases: Annotated[
         str | None, typer.Option(metavar="FIRST..LAST", help="Released versions instead, or a list: 0.31.0,0.32.0.")
     ] = None,
@@ -100,8 +107,10 @@ def report(
     ] = False,
 ) -> None:
     """Tell, commit by commit, which deltas still apply, what broke them, and what to do."""
+    if repo is None and releases is None and since is not None:
+        releases = range_of(since, until)
     if (repo is None) == (releases is None):
-        raise refuse("BP007", "give either --repo with --since, or --releases", next="see --help")
+        raise refuse("BP007", "give either --repo with --since, or --releases, or --since alone", next="see --help")
     if repo is not None and since is None:
         raise refuse("BP007", "--repo needs --since", next="name the first ref: --since v0.32.0")
     if ".." in (since or ""):  # in no ref
@@ -117,7 +126,7 @@ def report(
     with _progress() as tell:
         try:
             if repo is not None:
-                ends = [pinned(ref, vllm_ascend) for ref in (since or "", until)]
+                ends = [pinned(ref, vllm_ascend) for ref in (since or "", until or "HEAD")]
                 run = run_git(repo, ends[0], ends[1], chosen, index, options, tell)
             else:
                 run = run_releases(releases or "", chosen, index, options, tell)

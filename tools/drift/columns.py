@@ -16,7 +16,7 @@ from typing import Protocol
 from balance_patcher.errors import PatchError
 from balance_patcher.source import Lane, ModuleText, Source, module_text, open_source
 
-from .model import Ref
+from .matrix import Ref
 from .objects import blob_id, objects_of
 
 #: Stands for the id of what could not be read; it is no id.

@@ -25,8 +25,9 @@ from balance_patcher.targets import FunctionNode, find_target
 
 from .called import Where
 from .columns import Column, NotingLane, same_reads
+from .copied import Copy, CopyCell
 from .fitting import bad_calls
-from .model import Copy, CopyCell, Report
+from .model import Report
 from .plain import drift, plain_lines, unified
 
 _FORMS = ("pypi", "wheel", "dir", "git")

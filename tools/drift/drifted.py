@@ -11,8 +11,8 @@ from balance_patcher.errors import PatchError
 from balance_patcher.source import Lane
 
 from .callees import Change, changes
+from .changed import CalleeChange, Snippet
 from .looks import CallsLook
-from .model import CalleeChange, Snippet
 from .shapes import Shape
 from .snippets import snippet
 from .work import Answer, subject_of_calls

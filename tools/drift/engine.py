@@ -12,22 +12,14 @@ from balance_patcher.feature import Feature
 
 from .absorbing import absorbed
 from .callees import Calls
+from .changed import Absorbed, FirstBad, Transition
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
 from .explain import Side, delta_state, explain, fact_state
 from .index import Index
 from .looks import CallsLook, Look
-from .model import (
-    Absorbed,
-    Cell,
-    Commit,
-    Counts,
-    DeltaInfo,
-    FeatureInfo,
-    FirstBad,
-    Report,
-    Transition,
-)
+from .matrix import Cell, Commit, DeltaInfo, FeatureInfo
+from .model import Counts, Report
 from .proposed import proposed
 from .search import Line, first_bad
 from .work import Answer, Done, Job, Subject, do, subject_of_calls, subject_of_feature

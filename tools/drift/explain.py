@@ -18,9 +18,10 @@ from balance_patcher.source import Lane
 from balance_patcher.targets import Target, find_target
 
 from .anchored import Fate, fate_of
+from .changed import Snippet, Transition
 from .kinds import Kind
 from .looks import Fact, Look
-from .model import DeltaCell, Snippet, Transition
+from .matrix import DeltaCell
 from .snippets import of_node, snippet
 
 #: What a refusal stands for, where the anchor does not say more.

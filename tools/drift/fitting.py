@@ -14,7 +14,7 @@ from balance_patcher.targets import FunctionNode, Target, own_nodes
 from balance_patcher.through import signature_of
 
 from .called import Callees, Gone, Where
-from .model import BadCall
+from .copied import BadCall
 
 
 def bad_calls(where: Where) -> tuple[BadCall, ...]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from .annotations import as_github
 from .markdown import as_markdown
-from .model import Report, to_json
+from .model import Report
 from .page import as_html
 from .text import as_text
+from .written import to_json
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": as_text,

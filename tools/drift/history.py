@@ -20,7 +20,7 @@ from balance_patcher.errors import PatchError, refuse
 from balance_patcher.gitrepo import git_errors, opened_repo, resolve, told
 
 from .columns import Column, GitPlace
-from .model import Commit, Ref
+from .matrix import Commit, Ref
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _FORMAT = "%H%x00%P%x00%aI%x00%an%x00%s"

@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 FOLDER = _ROOT / ".cache" / "drift"
 
 #: The modules beside this one that an answer depends on; a report is made of answers, and is not kept.
-ANSWERING = ("looks", "callees", "lookup", "types_of", "shapes", "columns", "objects", "model", "kinds")
+ANSWERING = ("looks", "callees", "lookup", "types_of", "shapes", "columns", "objects", "matrix", "decoding")
 _KEPT = 3  # files of other states of the code
 
 

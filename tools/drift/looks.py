@@ -22,7 +22,8 @@ from balance_patcher.targets import find_target
 
 from .callees import Calls, calls_of
 from .columns import NotingLane
-from .model import DeltaCell, decoded
+from .decoding import decoded
+from .matrix import DeltaCell
 from .shapes import Shape
 
 Reads = Mapping[str, "str | None"]

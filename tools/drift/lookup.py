@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from balance_patcher.errors import PatchError
 from balance_patcher.source import Lane, ModuleText
@@ -66,15 +67,15 @@ def _module(lane: Lane, name: str) -> ModuleText | None:
 
 
 Top = FunctionNode | ast.ClassDef | tuple[str, str]
-_known: dict[int, tuple[ModuleText, dict[str, Top]]] = {}
+_known: WeakKeyDictionary[ast.Module, dict[str, Top]] = WeakKeyDictionary()
 
 
 def _tops(text: ModuleText) -> dict[str, Top]:
-    """What the top of a module defines and imports; kept for as long as the text is."""
-    kept = _known.get(id(text))
-    if kept is not None and kept[0] is text:
-        return kept[1]
-    found: dict[str, Top] = {}
+    """What the top of a module defines and imports; kept for as long as its tree is, and no longer."""
+    found = _known.get(text.tree)
+    if found is not None:
+        return found
+    found = {}
     for node in _statements(text.tree):
         if isinstance(node, (*Function, ast.ClassDef)):
             found[node.name] = node
@@ -83,9 +84,7 @@ def _tops(text: ModuleText) -> dict[str, Top]:
             found |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.asname: (alias.name, "") for alias in node.names if alias.asname}
-    if len(_known) > 200:  # noqa: PLR2004 - old texts go all at once
-        _known.clear()
-    _known[id(text)] = text, found
+    _known[text.tree] = found
     return found
 
 

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from .model import Absorbed, CalleeChange, Commit, Copy, FirstBad, Proposal, Report, Transition
+from .changed import Absorbed, CalleeChange, FirstBad, Proposal, Transition
+from .copied import Copy
+from .matrix import Commit
+from .model import Report
 
 LIMIT = 60
 _REPOSITORY = "https://github.com/vllm-project/vllm"

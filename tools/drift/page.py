@@ -21,8 +21,11 @@ from typing import Any
 from balance_patcher.errors import CATALOGUE, Failure, Outcome
 from balance_patcher.extras import require
 
+from .changed import CalleeChange, Transition
+from .copied import CopyCell
 from .kinds import Kind
-from .model import CalleeChange, Cell, CopyCell, DeltaCell, Ref, Report, Transition
+from .matrix import Cell, DeltaCell, Ref
+from .model import Report
 from .sides import Pair, beside, of_patch
 
 _FILES = Path(__file__).parent / "web"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .changed import Proposal, Transition
+from .decoding import decoded
 from .index import digest, maker_digest
-from .model import Proposal, Transition, decoded
-from .proposing import Asked, Where, made
+from .proposing import Asked, Where, for_a_person, made
 
 if TYPE_CHECKING:
     from .engine import Chosen, Engine
@@ -18,7 +19,7 @@ def proposed(engine: Engine, one: Chosen, change: Transition) -> Transition:
     """The change with what could be written instead."""
     delta = next((each for each in one.feature.deltas if each.name == change.delta), None)
     if delta is None or one.file is None:
-        return replace(change, why_no_proposal="it has no anchor that could be another one")
+        return replace(change, why_no_proposal=_why_none(one, change.subject))
     at = {column.ref.name: number for number, column in enumerate(engine.columns)}
     # The last good one and the first bad one; and both ends.
     asked = list(dict.fromkeys((at[change.before], at[change.after], 0, len(engine.columns) - 1)))
@@ -34,6 +35,13 @@ def proposed(engine: Engine, one: Chosen, change: Transition) -> Transition:
     if isinstance(found, str):
         return replace(change, why_no_proposal=found)
     return replace(change, proposal=decoded(Proposal, found))
+
+
+def _why_none(one: Chosen, subject: str) -> str:
+    """Why nothing is proposed for what is no delta."""
+    if one.file is None or all(each.name != subject for each in one.feature.invariants):
+        return "it has no anchor that could be another one"
+    return for_a_person(one.file.parent, one.feature, subject)
 
 
 def _command(engine: Engine, one: Chosen) -> Callable[[str], str]:

@@ -24,11 +24,12 @@ from balance_patcher.targets import Target, find_target
 
 from .anchored import fate_of
 from .candidates import Candidate, Spot, candidates
+from .changed import Proposal
 from .explain import matched
 from .kinds import Kind
-from .model import Proposal
 from .patching import CannotPatchError, Patched, patched
 from .renaming import renames
+from .retargeting import retargets
 
 _TRIES = 12  # candidates that are found once on both sides, and whose whole feature is checked then
 
@@ -87,7 +88,7 @@ def propose(asked: Asked) -> Proposal | str:
     except PatchError as error:
         return error.failures[0].headline
     if isinstance(target, Failure):
-        return "the target is not there; a person has to find what became of it"
+        return _retargeted(asked, path) or "the target is not there, and nothing like it; a person has to find it"
     why = "nothing like the old statement is there, or no small change of the anchor fits both"
     tries = 0
     for anchor, renamed, note in _anchors(asked, variant, target):
@@ -106,9 +107,16 @@ def propose(asked: Asked) -> Proposal | str:
     return _renamed(asked, path, variant) or why
 
 
-def _made(asked: Asked, done: Patched, pattern: str, note: str, known: Sequence[Where] = ()) -> Proposal:
+def _made(
+    asked: Asked,
+    done: Patched,
+    pattern: str,
+    note: str,
+    known: Sequence[Where] = (),
+    feature: Feature | None = None,
+) -> Proposal:
     wheres = {where.ref: where for where in (*asked.others, asked.good, asked.bad)}
-    holds = [ref for ref, where in wheres.items() if where in known or _holds(asked, done.delta, where) == ""]
+    holds = [ref for ref, where in wheres.items() if where in known or _holds(asked, done.delta, where, feature) == ""]
     fails = tuple(ref for ref in wheres if ref not in holds)
     return Proposal(
         asked.delta.name,
@@ -157,25 +165,47 @@ def _once(one: Candidate, spot: Spot) -> bool:
     return len(found) == 1 and found[0].statements[one.at] is spot.statement
 
 
-def _holds(asked: Asked, delta: Delta, where: Where) -> str:
-    """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it."""
-    deltas = tuple(delta if one.name == delta.name else one for one in asked.feature.deltas)
+def _with(feature: Feature, delta: Delta) -> Feature:
+    return replace(feature, deltas=tuple(delta if one.name == delta.name else one for one in feature.deltas))
+
+
+def _holds(asked: Asked, delta: Delta, where: Where, feature: Feature | None = None) -> str:
+    """Why a changed delta does not hold at a ref; empty where it does, and breaks nothing that held without it.
+
+    ``feature`` is the changed one, where more of it was changed than the delta.
+    """
+    changed = feature or _with(asked.feature, delta)
     try:
         lane = where.lane()
-        report = check_feature(lane, replace(asked.feature, deltas=deltas))
+        report = check_feature(lane, changed)
         before = {_key(failure) for failure in check_feature(lane, asked.feature).failures}
     except PatchError as error:
         return f"{where.ref}: {error.failures[0].headline}"
     cell = next((row for row in report.deltas if row.name == delta.name), None)
     own = [failure for failure in report.failures if _key(failure) not in before or names(failure, delta.name, "")]
     if own or cell is None or cell.status == "failed":
-        return f"a candidate is refused at {where.ref}: {own[0].headline if own else 'it still fails'}"
+        why = f"a candidate is refused at {where.ref}: {own[0].headline if own else 'it still fails'}"
+        said = [
+            row.name for row in report.invariants if row.status == "broken" and own and row.detail == own[0].headline
+        ]
+        return f"{why}; {for_a_person(asked.folder, asked.feature, said[0])}" if said else why
     # Another delta of the feature may be broken, too; then nobody can say more of this one.
     return "" if report.outcome is not Outcome.UNKNOWN or report.failures else f"{where.ref}: could not be checked"
 
 
 def _key(failure: Failure) -> tuple[str, str]:
     return failure.code, failure.what
+
+
+def _retargeted(asked: Asked, path: Path) -> Proposal | None:
+    """The target as upstream calls it now; the delta may need more than that, which is told then."""
+    for done, feature, target in retargets(path, asked.delta, asked.good.lane(), asked.bad.lane()):
+        if _holds(asked, done.delta, asked.bad, feature) == "":
+            said = f"the target is {target} now; what is older than that has no such target"
+            note = f"{said}: check that it is the same function, and look at texts that name it in the class"
+            pattern = f"{asked.delta.target} → {target}"
+            return _made(asked, done, pattern, note, [asked.bad], feature)
+    return None
 
 
 def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:
@@ -187,3 +217,15 @@ def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:
             )
             return _made(asked, done, f"{was} → {now}", note, [asked.bad])
     return None
+
+
+def for_a_person(folder: Path, feature: Feature, invariant: str) -> str:
+    """Why nothing is proposed for an invariant, and where it is declared."""
+    file = feature.declared.rpartition("/")[2].partition(":")[0]
+    path = folder / file
+    lines = path.read_text("utf-8").split("\n") if path.is_file() else []
+    line = next((f":{at}" for at, text in enumerate(lines, 1) if f'"{invariant}"' in text), "")
+    return (
+        f"the invariant `{invariant}` says what has to hold, and a machine cannot know whether less is enough: "
+        f"read upstream's change, then change {folder.name}/{file}{line}, or what the delta does"
+    )

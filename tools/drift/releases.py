@@ -10,7 +10,7 @@ from balance_patcher.errors import PatchError, refuse
 from balance_patcher.index import finder, parse_version
 
 from .columns import Column, ReleasePlace, source_of
-from .model import Ref
+from .matrix import Ref
 
 DISTRIBUTION = "vllm"
 _AT_ONCE = 8  # connections
@@ -40,6 +40,30 @@ def released(text: str) -> list[str]:
     between = [one for one in known if low <= _order(one) <= high]
     final = [one for one in between if not parse_version(one).is_prerelease or _order(one) in {low, high}]
     return sorted(final, key=_order)
+
+
+def range_of(since: str, until: str | None) -> str:
+    """The releases from one on, as :func:`released` takes them: to another one, or to the newest final one.
+
+    Raises:
+        PatchError: BP007, if a ref is no release, which needs a repository; BP501, BP502 as there.
+    """
+    first, last = _release(since), _release(until) if until else ""
+    if not last:
+        known = sorted(finder().versions(DISTRIBUTION), key=_order)
+        last = next((one for one in reversed(known) if not parse_version(one).is_prerelease), first)
+    return f"{first}..{last}" if _order(first) != _order(last) else first
+
+
+def _release(ref: str) -> str:
+    version = ref.removeprefix("v")
+    try:
+        parse_version(version)
+    except PatchError as error:
+        raise refuse(
+            "BP007", f"{ref} is no release, and needs --repo", next="give --repo PATH, or a release"
+        ) from error
+    return version
 
 
 def _order(version: str) -> Any:

@@ -11,8 +11,10 @@ from .columns import Column
 from .engine import Chosen, Engine, Tell, git_place
 from .history import Ends, History
 from .index import Index
-from .model import Commit, Counts, Report
+from .matrix import Commit
+from .model import Counts, Report
 from .releases import DISTRIBUTION, fetch, release_columns, released
+from .work import seldom_collected
 
 _ROUNDS = 8  # each brings files that only a commit in between reads
 
@@ -40,6 +42,7 @@ class Run:
     columns: Sequence[Column]
 
 
+@seldom_collected()
 def run_git(
     repo: Path,
     since: str,
@@ -144,6 +147,7 @@ def _notes(ends: Ends, options: Options) -> list[str]:
     return notes
 
 
+@seldom_collected()
 def run_releases(text: str, chosen: Sequence[Chosen], index: Index, options: Options, tell: Tell | None = None) -> Run:
     """The report over released versions.
 

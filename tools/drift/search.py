@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .model import Commit, FirstBad
+from .changed import FirstBad
+from .matrix import Commit
 
 State = TypeVar("State")
 

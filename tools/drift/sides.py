@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .model import Snippet
+from .changed import Snippet
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")

@@ -6,7 +6,7 @@ import ast
 
 from balance_patcher.source import ModuleText
 
-from .model import Snippet
+from .changed import Snippet
 
 _AROUND = 12  # lines before and after, for renderings that show the two sides whole
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from .changed import Absorbed, CalleeChange, FirstBad, Snippet, Transition
+from .copied import Copy
 from .kinds import Kind
-from .model import Absorbed, CalleeChange, Commit, Copy, FirstBad, Report, Snippet, Transition
+from .matrix import Commit
+from .model import Report
 
 #: A letter for each status, so that a row of the matrix is a word.
 LETTERS = {"applied": "+", "absorbed": "=", "not-applicable": ".", "failed": "X", "unreadable": "?"}

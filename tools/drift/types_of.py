@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from balance_patcher.source import Lane, ModuleText
 from balance_patcher.targets import Function, FunctionNode, definitions, own_nodes
@@ -181,15 +182,14 @@ class _Bound:
     attributes: dict[str, list[Value]] = field(default_factory=dict)
 
 
-_bound: dict[int, tuple[FunctionNode, _Bound]] = {}
-_MOST = 4000  # functions that are remembered
+_bound: WeakKeyDictionary[FunctionNode, _Bound] = WeakKeyDictionary()
 
 
 def _bindings(node: FunctionNode) -> _Bound:
     """Every value that a function gives to a name or keeps in an attribute; found once."""
-    known = _bound.get(id(node))
-    if known is not None and known[0] is node:
-        return known[1]
+    found = _bound.get(node)
+    if found is not None:
+        return found
     found = _Bound()
     first = node.args.args[0].arg if node.args.args else ""
     for inner in own_nodes(node):
@@ -208,7 +208,5 @@ def _bindings(node: FunctionNode) -> _Bound:
                 found.names.setdefault(target.id, []).append(value)
             elif isinstance(target, ast.Attribute) and getattr(target.value, "id", None) == first:
                 found.attributes.setdefault(target.attr, []).append(value)
-    if len(_bound) > _MOST:
-        _bound.clear()
-    _bound[id(node)] = node, found
+    _bound[node] = found
     return found
