@@ -20,7 +20,7 @@ def test_the_verdict_comes_first_and_the_action_is_whole() -> None:
         "BP908 callee-changed: what matters most to a copy comes first",
         "Blocks.take returns a tuple of 3, and returned a tuple of 2",
         "  delete    deltas/gate.py, lines 30-48, 60: when this is true: the oldest vLLM is 1.1.0",
-        "  delete    deltas/retry.py, lines 9-40: now",
+        "  delete    deltas/retry.py, lines 9-40: all refs here have it; when this is true: vllm#4141 has landed",
         "line 140: a, b = self.blocks.take(3)",
         "not proven: 3333333333 before it has: holds",
     ):  # fmt: skip

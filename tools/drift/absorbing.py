@@ -1,7 +1,8 @@
 """Deltas that upstream has made needless: since when, and the lines of the declaration that could go.
 
-Whether they can go now depends on what has to be supported: only if every column of the report has it absorbed is
-nothing lost. Their lines are told in any case, and as a patch where what is left has been tried.
+Whether they can go now depends on what has to be supported, and a report need not reach back so far: so the
+declaration's own condition is always told with them, and whether every column of the report has it. Their lines are
+told in any case, and as a patch where what is left has been tried.
 """
 
 from __future__ import annotations

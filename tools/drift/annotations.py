@@ -71,7 +71,8 @@ def _callee(change: CalleeChange, report: Report) -> str:
 def _absorbed(found: Absorbed) -> str:
     first = found.lines[0][0] if found.lines else 1
     lines = ", ".join(f"{start}-{end}" for start, end in found.lines)
-    when = "delete these lines" if found.deletable else f"when {found.remove_when}, delete these lines"
+    every = "all refs here have it; " if found.deletable else ""
+    when = f"{every}when {found.remove_when}, delete these lines"
     return _command(
         "notice", f"{found.file}:{first}", _title(Kind.ABSORBED.id, found.delta),
         f"absorbed since {found.since}\nnext: {when}: {found.file} {lines}",

@@ -201,7 +201,7 @@ class Absorbed:
 
     Attributes:
         since: The first column from which on it is absorbed in all.
-        deletable: It is absorbed in every column of the report, so that it can go now.
+        deletable: It is absorbed in every column of the report.
         remove_when: What the declaration waits for.
         file: ``deltas/balance.py``.
         lines: The lines to delete, as (first, last) pairs: the declaration, and where it is named.

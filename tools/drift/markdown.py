@@ -169,7 +169,9 @@ def _absorbed(found: Absorbed) -> str:
     place = f"{found.file}:{lines}" if lines else found.file
     where = f" in {_commit(found.commit)}" if found.commit is not None else f" since {_code(found.since)}"
     if found.deletable:
-        return f"delete these lines: {place} ({_code(found.delta)}, absorbed{where})"
+        name = _code(found.delta)
+        when = f"when {_text(found.remove_when)}"
+        return f"delete these lines, {when}: {place} ({name}, absorbed{where} and in all refs here)"
     return f"{_code(found.delta)}, absorbed{where}: delete {place} when {_text(found.remove_when)}"
 
 

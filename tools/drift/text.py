@@ -152,7 +152,8 @@ def _callees(found: tuple[CalleeChange, ...]) -> Iterator[str]:
 def _absorbed(item: Absorbed) -> Iterator[str]:
     yield f"{Kind.ABSORBED.id} {Kind.ABSORBED.label}: {item.delta}, since {item.since}"
     lines = ", ".join(f"{first}-{last}" if first != last else str(first) for first, last in item.lines)
-    when = "now" if item.deletable else f"when this is true: {item.remove_when}"
+    # A report of one release says nothing of the older ones that are supported.
+    when = f"{'all refs here have it; ' if item.deletable else ''}when this is true: {item.remove_when}"
     yield from _row("delete", f"{item.file}, lines {lines}: {when}")
 
 
