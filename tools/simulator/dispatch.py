@@ -67,5 +67,5 @@ class LeastLoaded(RoundRobin):
 
     def choose(self, number: int) -> int:
         start = super().choose(number)
-        order = (*range(start, self._ranks), *range(start))
-        return min(order, key=lambda rank: self._seen[rank].count + self._seen[rank].waiting)
+        loads = [rank.count + rank.waiting for rank in self._seen]
+        return min((*range(start, self._ranks), *range(start)), key=loads.__getitem__)

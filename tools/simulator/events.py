@@ -19,6 +19,9 @@ from .traces import Arrival
 #: Steps in a row in which nothing was computed although requests wait: then nothing ever will be.
 STALL = 1000
 
+#: Requests after which progress is told.
+TOLD = 100
+
 
 class Work(NamedTuple):
     """What one rank computes in a step: prompt tokens, requests that get a token, requests admitted, preempted."""
@@ -208,7 +211,7 @@ def simulate(
         run.frozen.append(frozen)
         run.waiting.append(sent - done - sum(counts))
         run.running.extend(counts)
-        if done - told >= 200 or done == requests:
+        if done - told >= TOLD or done == requests:
             told = done
             tell(done)
     run.cpu = time.process_time() - started

@@ -1,9 +1,8 @@
 """The real thing: a lane's schedulers, one a rank, as the engine cores would build and drive them.
 
 What stands around a scheduler is made as small as it may be, so that little but its own work takes time: prefix
-caching is off, statistics are off, the KV cache has blocks of 64 tokens and as many as the longest requests need, prompts
-share their tokens, and a decode step is answered with one list for all. What differs between lanes is asked of the
-lane's own code.
+caching and statistics are off, the KV cache has as many blocks as the longest requests need, prompts of one length
+share their tokens, and all that decode share one answer. What differs between lanes is asked of the lane's own code.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import inspect
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,14 +63,14 @@ class LaneRank:
     Args:
         scheduler: A ``vllm.v1.core.sched.scheduler.Scheduler``.
         made: Makes the request of a number.
-        budget: Tokens of a step.
+        count: Counts what a scheduler runs, as the gate's delta found it.
     """
 
-    def __init__(self, scheduler: Any, made: Requests, budget: int) -> None:
+    def __init__(self, scheduler: Any, made: Requests, count: Callable[[Any], int]) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
 
         self.scheduler = scheduler
-        self._made, self._budget, self._outputs = made, budget, ModelRunnerOutput
+        self._made, self._count, self._outputs = made, count, ModelRunnerOutput
         self._requests: dict[str, Any] = {}
         self._prefilling: dict[str, Any] = {}  # admitted, and not yet caught up with their own tokens
         self._scheduled: Any = None
@@ -80,8 +79,7 @@ class LaneRank:
 
     @property
     def count(self) -> int:
-        count: int = self.scheduler._balance_count()  # noqa: SLF001 - our own
-        return count
+        return self._count(self.scheduler)
 
     @property
     def waiting(self) -> int:
@@ -122,10 +120,8 @@ class LaneRank:
             sampled[places[name]] = []
         output = self._outputs(req_ids=names, req_id_to_index=places, sampled_token_ids=sampled)
         scheduler.update_from_output(scheduled, output)
-        first = []
-        for name in self._caught:
-            if self._prefilling.pop(name).num_output_tokens == 1:
-                first.append(int(name))
+        # One that was preempted has more tokens than one when it has caught up.
+        first = [int(name) for name in self._caught if self._prefilling.pop(name).num_output_tokens == 1]
         # What ended in this step is what the next one tells the workers to forget.
         finished = [(int(name), self._requests.pop(name).num_output_tokens) for name in scheduler.finished_req_ids]
         return Answered(first, finished)
@@ -207,28 +203,27 @@ class CatchUp:
             rank.scheduler.held = count > mean
 
 
-def catching_up(scheduler: type, cap: str) -> type:
-    """A scheduler that admits nobody while it is held: for one call its cap is the count that it has.
+def hold(scheduler: Any, cap: str, count: Callable[[Any], int]) -> None:
+    """Let a scheduler admit nobody while it is held: for one call its cap is the count that it has.
 
     Args:
-        scheduler: The lane's own class.
+        scheduler: One of the lane's own.
         cap: The attribute with which it compares its count.
+        count: Counts what it runs.
     """
+    schedule = scheduler.schedule
+    scheduler.held = False
 
-    class CatchingUp(scheduler):  # type: ignore[misc]
-        held = False
+    def held(*args: Any, **kwargs: Any) -> Any:
+        allowed = getattr(scheduler, cap)
+        if scheduler.held:
+            setattr(scheduler, cap, min(allowed, count(scheduler)))
+        try:
+            return schedule(*args, **kwargs)
+        finally:
+            setattr(scheduler, cap, allowed)
 
-        def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            if not self.held:
-                return super().schedule(*args, **kwargs)
-            allowed = getattr(self, cap)
-            setattr(self, cap, min(allowed, self._balance_count()))
-            try:
-                return super().schedule(*args, **kwargs)
-            finally:
-                setattr(self, cap, allowed)
-
-    return CatchingUp
+    scheduler.schedule = held
 
 
 # -- the group ---------------------------------------------------------------------------------------
@@ -255,13 +250,17 @@ def group(number: int, gate: str, shape: Shape, class_: type | None = None) -> G
     installation = install("balance")
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    chosen = class_ or (catching_up(Scheduler, cap_attribute(installation)) if gate == "catch-up" else Scheduler)
+    cap, count = cap_attribute(installation), Scheduler._balance_count  # noqa: SLF001 - our own
+    chosen = class_ or Scheduler
     config = _config(number, shape, enabled=gate == "on")
     arguments = _arguments(config, shape)
     made = Requests()
-    ranks = [LaneRank(chosen(**arguments, kv_cache_config=_cache(shape)), made, shape.tokens) for _ in range(number)]
-    gates = {"off": Off, "on": On, "catch-up": CatchUp}
-    return Group(ranks, gates[gate](ranks), getattr(ranks[0].scheduler, cap_attribute(installation)))
+    ranks = [LaneRank(chosen(**arguments, kv_cache_config=_cache(shape)), made, count) for _ in range(number)]
+    if gate == "catch-up":
+        for rank in ranks:
+            hold(rank.scheduler, cap, count)
+    gates: dict[str, type[Off | On | CatchUp]] = {"off": Off, "on": On, "catch-up": CatchUp}
+    return Group(ranks, gates[gate](ranks), getattr(ranks[0].scheduler, cap))
 
 
 def cap_attribute(installation: Installation) -> str:
@@ -378,9 +377,12 @@ class VllmsOwn:
 
 def dispatcher(name: str, ranks: Sequence[LaneRank]) -> Dispatcher:
     """What stands in front of the ranks, by its name."""
-    known = {"vllm": VllmsOwn, "round-robin": RoundRobin, "least-loaded": LeastLoaded}
-    made: Dispatcher = known[name](ranks)
-    return made
+    known: dict[str, Callable[[Sequence[LaneRank]], Dispatcher]] = {
+        "vllm": VllmsOwn,
+        "round-robin": RoundRobin,
+        "least-loaded": LeastLoaded,
+    }
+    return known[name](ranks)
 
 
 def needed_blocks(trace: Sequence[Arrival], seqs: int, block: int) -> int:

@@ -146,9 +146,7 @@ def _solution(
     return error, (parts[0], parts[1], parts[2])
 
 
-def _solve(
-    table: Sequence[tuple[float, ...]], seconds: Sequence[float], chosen: Sequence[int]
-) -> list[float] | None:
+def _solve(table: Sequence[tuple[float, ...]], seconds: Sequence[float], chosen: Sequence[int]) -> list[float] | None:
     """Least squares over the chosen columns by their normal equations, each column scaled to 1."""
     scale = [max((abs(row[c]) for row in table), default=0.0) or 1.0 for c in chosen]
     columns = [[row[c] / s for row in table] for c, s in zip(chosen, scale, strict=True)]
@@ -161,7 +159,7 @@ def _solve(
     for at in range(size):
         pivot = max(range(at, size), key=lambda row: abs(system[row][at]))
         system[at], system[pivot] = system[pivot], system[at]
-        if abs(system[at][at]) < 1e-9 * len(table):
+        if abs(system[at][at]) <= 1e-9 * len(table):
             return None
         for row in range(size):
             if row != at:
