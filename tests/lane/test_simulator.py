@@ -13,7 +13,7 @@ SEQS, RANKS, TOKENS = 4, 4, 64
 #: More than the ranks can take for some time; prompts are often longer than a step, and some have one token.
 TRACE = traces.made(Load(120, 40.0, prompt=40, output=12, spread=1.2, longest=256, seed=3))
 SPACE = lane.Shape(SEQS, TOKENS, 256, 16, lane.needed_blocks(TRACE, SEQS, 16))
-FEW_BLOCKS = lane.Shape(SEQS, TOKENS, 256, 16, 20)
+FEW_BLOCKS = lane.Shape(SEQS, TOKENS, 256, 16, 18)
 
 
 @pytest.fixture(autouse=True)
