@@ -1,4 +1,4 @@
-"""The simulator drives a lane's real schedulers: nothing is lost, the gate gates, and off is upstream's own class."""
+"""The simulator drives a lane's real schedulers: nothing is lost, the gate gates, off is upstream's own class."""
 
 import harness
 import pytest

@@ -68,4 +68,5 @@ class LeastLoaded(RoundRobin):
     def choose(self, number: int) -> int:
         start = super().choose(number)
         loads = [rank.count + rank.waiting for rank in self._seen]
-        return min((*range(start, self._ranks), *range(start)), key=loads.__getitem__)
+        best: int = min((*range(start, self._ranks), *range(start)), key=loads.__getitem__)
+        return best
