@@ -165,6 +165,10 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     # somebody's copy
     "BP930": ("no such copy", _U),
     "BP931": ("copy of an unknown function", _U),
+    # simulating
+    "BP950": ("bad line in a trace", _U),
+    "BP951": ("bad line of measured steps", _U),
+    "BP952": ("simulation failed", _X),
 }
 
 

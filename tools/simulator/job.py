@@ -1,0 +1,66 @@
+"""What is to be simulated, as it is handed to the lane's Python."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import traces
+from .steptime import StepTime
+from .traces import Arrival, Load
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parts of one simulation: every number of ranks with every gate.
+
+    Attributes:
+        ranks: Numbers of ranks.
+        gates: How ranks admit: ``off``, ``on``, ``catch-up``.
+        dispatcher: Who gets a request.
+        seqs: Requests that a rank runs at a time.
+        tokens: Tokens of a step.
+        longest: Tokens that the model takes.
+        block: Tokens of a KV cache block.
+        cache: Tokens of a rank's KV cache; 0: as many as the longest requests need.
+        step: How long a step takes.
+        load: How a trace is made, for the largest number of ranks; a smaller one gets its share. With ``file``, unused.
+        file: A recorded trace, the same for all numbers of ranks; empty, if it is made.
+    """
+
+    ranks: tuple[int, ...]
+    gates: tuple[str, ...]
+    dispatcher: str
+    seqs: int
+    tokens: int
+    longest: int
+    block: int
+    cache: int
+    step: StepTime
+    load: Load
+    file: str = ""
+
+    def trace(self, ranks: int) -> list[Arrival]:
+        """What arrives at so many ranks.
+
+        Raises:
+            PatchError: What :func:`traces.read` raises.
+        """
+        if self.file:
+            return traces.read(Path(self.file), self.longest)
+        share = ranks / max(self.ranks)
+        values = asdict(self.load)
+        requests, rate = max(1, round(self.load.requests * share)), self.load.rate * share
+        return traces.made(Load(**values | {"requests": requests, "rate": rate}))
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    @staticmethod
+    def of(text: str) -> Job:
+        """The job of such a text."""
+        values = json.loads(text)
+        lists = {name: tuple(values[name]) for name in ("ranks", "gates")}
+        return Job(**values | lists | {"step": StepTime(**values["step"]), "load": Load(**values["load"])})

@@ -1,0 +1,81 @@
+"""Plots: how many requests each rank runs over time, off beside on, and how far the ranks lie apart."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from balance_patcher.extras import require
+
+from .figures import Figures
+from .files import read_running
+from .tables import LABELS
+
+#: Moments that are drawn: more than there are pixels tells nothing.
+MOMENTS = 600
+
+#: Up to so many ranks each gets a line; more are rows of colour.
+LINES = 8
+
+
+def plot(folder: Path, parts: Sequence[Figures]) -> list[Path]:
+    """A picture for each number of ranks, in the folder of the parts.
+
+    Raises:
+        PatchError: BP513, without matplotlib.
+    """
+    require("matplotlib", "plots").use("Agg")
+    pyplot = require("matplotlib.pyplot", "plots")
+    files = []
+    for ranks in sorted({part.ranks for part in parts}):
+        beside = [part for part in parts if part.ranks == ranks]
+        figure = _picture(pyplot, folder, beside)
+        files.append(folder / f"running-{ranks}-ranks.png")
+        figure.savefig(files[-1], dpi=120)
+        pyplot.close(figure)
+    return files
+
+
+def _picture(pyplot: Any, folder: Path, parts: Sequence[Figures]) -> Any:
+    ranks = parts[0].ranks
+    figure, axes = pyplot.subplots(
+        2, len(parts), figsize=(1 + 5 * len(parts), 6.5), sharex=True, sharey="row", squeeze=False,
+        height_ratios=(2, 1), layout="constrained",
+    )  # fmt: skip
+    runs = [_sampled(*read_running(folder, part)) for part in parts]
+    last = max(times[-1] for times, _ in runs)
+    most = max(max(row) for _, rows in runs for row in rows)
+    image = None
+    for column, (part, (times, rows)) in enumerate(zip(parts, runs, strict=True)):
+        above, below = axes[0][column], axes[1][column]
+        what = LABELS[part.gate].replace("\n", " ")
+        above.set_title(f"{what}\n{part.throughput:,.0f} tokens/s, TTFT p50 {part.ttft_50:.2f} s, "
+                        f"TPOT p50 {1000 * part.tpot_50:.0f} ms", fontsize=10)  # fmt: skip
+        if ranks <= LINES:
+            for rank in range(ranks):
+                above.step(times, [row[rank] for row in rows], where="post", label=f"rank {rank}", linewidth=1)
+        else:
+            turned = [list(row) for row in zip(*rows, strict=True)]
+            extent = (times[0], times[-1], ranks - 0.5, -0.5)
+            image = above.imshow(turned, aspect="auto", extent=extent, vmin=0, vmax=most, interpolation="nearest")
+        below.fill_between(times, [min(row) for row in rows], [max(row) for row in rows], alpha=0.3, step="post")
+        below.step(times, [sum(row) / ranks for row in rows], where="post", linewidth=1)
+        below.set_xlabel("seconds")
+        below.set_xlim(0, last)
+    axes[0][0].set_ylabel("running requests" if ranks <= LINES else "rank")
+    axes[1][0].set_ylabel("fewest, mean, most")
+    if image is not None:
+        figure.colorbar(image, ax=list(axes[0]), label="running requests")
+    else:
+        axes[0][-1].legend(loc="upper right", fontsize=8)
+    figure.suptitle(f"{ranks} ranks, {parts[0].requests:,} requests")
+    return figure
+
+
+def _sampled(ends: Sequence[float], rows: Sequence[Sequence[int]]) -> tuple[list[float], list[Sequence[int]]]:
+    """What the ranks ran at moments that lie equally far apart: steps are not equally long."""
+    length = ends[-1] / MOMENTS
+    times = [length * moment for moment in range(1, MOMENTS + 1)]
+    return times, [rows[min(len(rows) - 1, bisect.bisect_left(ends, at))] for at in times]

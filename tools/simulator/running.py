@@ -1,0 +1,84 @@
+"""Start the lane's Python for a job, and follow it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from balance_patcher.errors import PatchError, refuse
+
+from .job import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Lines of a failed simulation's log that are shown.
+TAIL = 12
+
+
+def python_of(lane: str | None, lanes: Path = ROOT / ".lanes") -> Path:
+    """The Python that has the vLLM to simulate: a lane's, by name or by path; without one, this Python if it has one.
+
+    Raises:
+        PatchError: BP512, if there is none.
+    """
+    if lane is None and importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    name = lane or "main"
+    for place in (lanes / name / "bin" / "python", Path(name)):
+        if place.is_file():
+            return place
+    follow = f"python -m tools.lanes {name}, or --lane PATH of a Python that has vLLM"
+    raise refuse("BP512", f"there is no lane {name!r} in {lanes}", next=follow)
+
+
+def run(job: Job, folder: Path, python: Path, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Simulate a job in another Python. Whole parts are left in the folder, also if this is interrupted.
+
+    Args:
+        job: What is simulated.
+        folder: Where its parts are left.
+        python: The Python that has vLLM.
+        tell: Told each event.
+
+    Raises:
+        PatchError: BP515, if nothing can be written there; BP952, if it ends too early.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.json").write_text(job.text() + "\n", encoding="utf-8")
+        log = (folder / "worker.log").open("w", encoding="utf-8")
+    except OSError as error:
+        raise refuse("BP515", f"{folder}: {error.strerror}", next="check the path and its rights") from error
+    command = [str(python), "-m", "tools.simulator.worker", str(folder.resolve())]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ended = False
+    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as worker:
+        try:
+            for line in worker.stdout or ():
+                event = json.loads(line)
+                ended = event["event"] == "end"
+                tell(event)
+        finally:
+            if not ended:
+                worker.kill()
+            worker.wait()
+            for draft in folder.glob(".*.draft"):
+                shutil.rmtree(draft, ignore_errors=True)
+    if not ended:
+        raise PatchError(_failed(folder, worker.returncode).failures[0])
+
+
+def _failed(folder: Path, code: int) -> PatchError:
+    lines = (folder / "worker.log").read_text("utf-8", errors="replace").splitlines()
+    return refuse(
+        "BP952", f"the lane's Python ended with {code}", ("log", "\n".join(lines[-TAIL:]) or "empty"),
+        next=f"see {folder / 'worker.log'}; finished parts are kept beside it",
+    )  # fmt: skip
