@@ -14,13 +14,14 @@ from typing import Any
 
 from .addition import Addition
 from .beneath import attribute
+from .bound import definitions
 from .errors import Failure, refuse
 from .names import ClassChain, known_in
 from .origins import MISSING
 from .plan import Plan
 from .proof import compile_text, place_of
 from .source import ModuleText
-from .targets import definitions, rebindings, short
+from .targets import rebindings, short
 
 
 def adds(plan: Plan) -> tuple[Addition, ...]:

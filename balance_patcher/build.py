@@ -19,6 +19,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from .adding import check_additions, make_additions
+from .alone import code_alone
 from .beneath import attribute, member
 from .delta import APART, AddParameter, There
 from .errors import Failure, PatchError, refuse
@@ -29,7 +30,7 @@ from .lines import physical_lines
 from .names import check_names
 from .origins import MISSING, genuine
 from .plan import Plan, in_order, make_plan
-from .proof import compile_text, find_code, first_line, prove, take
+from .proof import compile_text, prove, take
 from .rewrite import Rewrite, rewrite
 from .runtime import make_class, refuse_unreached
 from .source import InstalledSource, Lane, ModuleText
@@ -106,28 +107,20 @@ def compile_plan(plan: Plan) -> tuple[dict[str, Rewrite], list[Compiled]]:
 
 
 def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
-    found, failures = [], []
+    found: list[Compiled] = []
+    failures = []
     # One that is only called through, or overridden, stands in the same text unchanged: upstream's own is called.
     edited = {name for name, steps in plan.steps.items() if not all(isinstance(s.edit, APART) for s in steps)}
     for result in rewrites.values():
-        file = result.original.display
         try:
-            module = compile_text(result.text, result.filename)
+            for name, target in [item for item in result.targets.items() if item[0] in edited]:
+                if target.owner is not None and "." not in target.qualname:
+                    code = as_method(result.text, result.filename, target.node)
+                else:
+                    code = code_alone(result.original.tree, target.qualname, target.node, result.filename)
+                found.append(Compiled(name, code, result.filename, result.text))
         except (SyntaxError, ValueError) as error:
             failures.append(_uncompiled(result, error))
-            continue
-        for name, target in [item for item in result.targets.items() if item[0] in edited]:
-            if target.owner is not None and "." not in target.qualname:
-                code: CodeType | None = as_method(result.text, result.filename, target.node)
-            else:
-                code = find_code(module, target.qualname, first_line(target.node))
-            if code is None:
-                failures.append(Failure(
-                    "BP306", f"{name} is not in the compiled module", "report this with the source file",
-                    (("file", file),), file,
-                ))  # fmt: skip
-            else:
-                found.append(Compiled(name, code, result.filename, result.text))
     if failures:
         raise PatchError(*failures)
     return found

@@ -15,12 +15,14 @@ import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .alone import symbols_of
+from .bound import definitions, stored
 from .delta import APART, RESULT, CallThrough, Delta, is_private
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
 from .source import Lane, ModuleText
-from .targets import Function, Target, definitions, find_target, short
+from .targets import Function, Target, find_target, short
 from .template import Template
 
 _PROBE = "__bp_probe"
@@ -71,32 +73,11 @@ def new_names(step: Step) -> set[str]:
     """The names that an edit binds itself; what a hole binds is upstream's."""
     template = Template(step.template)
     tree = ast.parse(template.fill(dict.fromkeys(template.holes, _PROBE)) if not _has_operator(template) else step.text)
-    return {name for name in _stored(tree) if name != _PROBE}
+    return {name for name in stored(tree) if name != _PROBE}
 
 
 def _has_operator(template: Template) -> bool:
     return "<$" in template.text
-
-
-def _stored(tree: ast.AST) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            yield node.id
-        elif isinstance(node, (*Function, ast.ClassDef)):
-            yield node.name
-            continue
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif (isinstance(node, ast.ExceptHandler) and node.name) or (
-            isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name
-        ):
-            yield node.name
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            yield node.rest
-        yield from _stored(node)
 
 
 def _loaded(tree: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -120,9 +101,7 @@ def in_class(name: str, owner: ast.ClassDef | None) -> str:
 
 def known_in(text: ModuleText) -> set[str]:
     """The names that a module itself has."""
-    symbols = text.symbols.get_symbols()
-    known = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    return known | {"__name__", "__file__", "__doc__"}
+    return {*text.bound, "__name__", "__file__", "__doc__"}
 
 
 @dataclass
@@ -133,10 +112,10 @@ class _Scope:
 
     def __post_init__(self) -> None:
         self.module = known_in(self.target.text)
-        self.table = _function_table(self.target.text.symbols, self.target)
-        self.local = {s.get_name() for s in self.table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
-        self.parameters = {s.get_name() for s in self.table.get_symbols() if s.is_parameter()}
-        self.everywhere = set(_all_symbols(self.table))
+        table = symbols_of(self.target.text, self.target.qualname, self.target.node)
+        self.local = {s.get_name() for s in table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
+        self.parameters = {s.get_name() for s in table.get_symbols() if s.is_parameter()}
+        self.everywhere = set(_all_symbols(table))
 
     def line_of(self, name: str) -> int:
         for tree in (self.target.node, self.target.text.tree):
@@ -153,23 +132,6 @@ def _named(node: ast.AST) -> set[object]:
     if isinstance(node, (ast.Global, ast.Nonlocal)):
         return set(node.names)
     return {getattr(node, field, None) for field in ("id", "arg", "name", "rest")} - {None}
-
-
-def _function_table(top: symtable.SymbolTable, target: Target) -> symtable.SymbolTable:
-    table = top
-    for name in target.qualname.split("."):
-        found = [child for child in _children(table) if child.get_name() == name]
-        # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
-        table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
-    return table
-
-
-def _children(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    for child in table.get_children():
-        if "type param" in str(child.get_type()).lower():
-            yield from _children(child)
-        else:
-            yield child
 
 
 def _all_symbols(table: symtable.SymbolTable) -> Iterator[str]:
@@ -429,7 +391,7 @@ def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
     mentioned = [at for at, line in enumerate(text.lines, 1) if name in line]
     if not mentioned:
         return False
-    if name in _stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
+    if name in stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
         return True
     # Most attributes are set in `__init__`: look there first.
     for function in sorted(definitions(node), key=lambda found: getattr(found, "name", "") != "__init__"):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .bound import definitions
 from .check import check_feature
 from .delta import TARGET, Anchor
 from .errors import Failure, PatchError, refuse
@@ -25,7 +26,7 @@ from .relations import declared
 from .render import head
 from .skeleton import Skeleton
 from .source import Lane, LaneSpec, Source, open_source
-from .targets import Function, Target, definitions, find_target
+from .targets import Function, Target, find_target
 
 #: Why a function cannot be a target, as its opposite.
 _KINDS = {

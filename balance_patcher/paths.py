@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from .anchors import find_anchor
+from .bound import definitions
 from .delta import Anchor
 from .errors import Failure, PatchError
 from .feature import CalledOnce, Invariant
@@ -19,7 +20,7 @@ from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
-from .targets import Target, definitions, find_target, own_nodes, short
+from .targets import Target, find_target, own_nodes, short
 
 _OTHER_WAYS = (ast.While, ast.For, ast.AsyncFor, ast.Return, ast.Yield, ast.YieldFrom)
 _MORE = 2  # stands for every number of calls over one

@@ -16,6 +16,7 @@ from functools import lru_cache, partial, partialmethod
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from .alone import code_alone
 from .byname import COMPOSE, composable
 from .errors import Failure, PatchError
 from .source import ModuleText
@@ -186,7 +187,10 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
     Raises:
         PatchError: BP601, BP602, BP603 by name, file and line; BP604 if it has no code to compare.
     """
-    expected = find_code(compile_text(text.text, text.display), qualname, first_line(node))
+    try:
+        expected = code_alone(text.tree, qualname, node, text.display)
+    except SyntaxError:  # it parses and does not compile: nothing that runs was made of it
+        expected = None
     target = ("target", f"{text.module}:{qualname}   ({text.display}:{node.lineno})")
     for function, around in reached(live):
         same = expected is not None and _of_module(function, text.module) and same_code(function.__code__, expected)

@@ -15,6 +15,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from .beneath import member
+from .bound import definitions
 from .delta import CallThrough, Override
 from .errors import Failure, PatchError
 from .feature import RuntimeClass
@@ -22,7 +23,6 @@ from .names import owners_of, sets_attribute
 from .origins import MISSING, genuine, note_ours, shown
 from .plan import Plan, Step
 from .proof import compile_text, place_of, take
-from .targets import definitions
 from .through import every_way_goes_on, on_class
 
 Texts = dict[str, str]

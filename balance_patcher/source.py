@@ -8,20 +8,22 @@ A *source* is written ``installed``, ``pypi:DIST==VERSION``, ``wheel:PATH``, ``d
 from __future__ import annotations
 
 import ast
+import bisect
 import difflib
 import importlib.util
 import io
+import itertools
 import os
 import re
-import symtable
 import tokenize
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from .bound import stored
 from .errors import PatchError, refuse
 from .limits import SIZE_LIMIT
 
@@ -31,6 +33,7 @@ _PYPI = re.compile(r"(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 REMOTE_FORMS = "pypi:DIST==VERSION, wheel:PATH, dir:PATH or git:REPO@REF"
 FORMS = f"installed, {REMOTE_FORMS}"
 _TOP = ("__init__", "version", "_version")  # of vLLM's package, one of them is in every source
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _LACKS = {"pypi": "==VERSION is missing", "git": "@REF is missing"}
 
 
@@ -209,21 +212,33 @@ class ModuleText:
                 file=self.display, line=line,
             ) from error  # fmt: skip
 
+    def mentions(self, word: str) -> bool:
+        """Whether a word stands anywhere in the text, comments and texts included."""
+        return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", self.text) is not None
+
+    def lines_with(self, name: str) -> list[int]:
+        """The numbers of the lines that hold a name, also as a part of another."""
+        return [bisect.bisect_right(self.starts, found.start()) for found in re.finditer(re.escape(name), self.text)]
+
     @cached_property
-    def words(self) -> frozenset[str]:
-        """Every word of the text, those of comments and of texts too."""
-        return frozenset(re.findall(r"\w+", self.text))
+    def starts(self) -> list[int]:
+        """The character offset of each line."""
+        return list(itertools.accumulate(map(len, self.lines[:-1]), initial=0)) if self.lines else []
+
+    @cached_property
+    def outer(self) -> frozenset[str]:
+        """The names of the classes and functions at its top."""
+        return frozenset(node.name for node in self.tree.body if isinstance(node, _DEFINITIONS))
 
     @cached_property
     def defined(self) -> frozenset[str]:
         """The names of all classes and functions in it, at any depth."""
-        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        return frozenset(node.name for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return frozenset(node.name for node in ast.walk(self.tree) if isinstance(node, _DEFINITIONS))
 
     @cached_property
-    def symbols(self) -> symtable.SymbolTable:
-        """The module's symbol table."""
-        return symtable.symtable(self.text, self.display, "exec")
+    def bound(self) -> frozenset[str]:
+        """The names that the module itself binds."""
+        return frozenset(stored(self.tree))
 
     @cached_property
     def lines(self) -> list[str]:
@@ -262,6 +277,11 @@ class Lane:
     """
 
     homes: Mapping[str, str] = {}
+
+    @cached_property
+    def found(self) -> dict[str, Any]:
+        """What was looked for in it, by ``module:Qual.name``, see :func:`balance_patcher.targets.find_target`."""
+        return {}
 
     def __init__(self, name: str, source: Source) -> None:
         self.name = name

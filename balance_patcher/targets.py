@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from .bound import definitions
 from .errors import Failure
 from .render import head
 from .source import Lane, ModuleText
@@ -87,7 +88,17 @@ def short(path: str) -> str:
 
 
 def find_target(lane: Lane, name: str) -> Target | Failure:
-    """A target in a lane, or why it is not there (BP104–BP110)."""
+    """A target in a lane, or why it is not there (BP104–BP110).
+
+    It is looked for once: what is worked out about a target is worked out once, too.
+    """
+    if name not in lane.found:
+        lane.found[name] = _find(lane, name)
+    found: Target | Failure = lane.found[name]
+    return found
+
+
+def _find(lane: Lane, name: str) -> Target | Failure:
     module, _, qualname = name.partition(":")
     text = lane.module(module)
     if text is None:
@@ -125,19 +136,13 @@ def absent(lane: Lane, name: str) -> bool:
     if text is None:
         lane.require_vllm()
         return True
-    if text.words.issuperset(qualname.split(".")):
-        return False  # as below, without a look at the whole tree
-    missing = next((part for part in qualname.split(".") if part not in text.defined), None)
-    return missing is not None and missing not in text.words
-
-
-def definitions(scope: ast.AST) -> Iterator[ast.AST]:
-    """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
-    for child in ast.iter_child_nodes(scope):
-        if isinstance(child, (ast.ClassDef, *Function)):
-            yield child
-        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield from definitions(child)
+    for part in qualname.split("."):
+        if not text.mentions(part):
+            return True
+        # A class is at the top, as a rule: then the whole tree need not be walked through.
+        if part not in text.outer and part not in text.defined:
+            return False
+    return False
 
 
 def rebindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:

@@ -10,10 +10,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from balance_patcher.bound import definitions
 from balance_patcher.importing import imported
 from balance_patcher.names import ClassChain
 from balance_patcher.source import Lane, ModuleText
-from balance_patcher.targets import Function, FunctionNode, Target, definitions, own_nodes
+from balance_patcher.targets import Function, FunctionNode, Target, own_nodes
 
 #: A callee, with how many arguments are there before the written ones: ``self``, or the class.
 Found = tuple[Target, int]

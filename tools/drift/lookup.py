@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from balance_patcher.bound import definitions
 from balance_patcher.errors import PatchError
 from balance_patcher.source import Lane, ModuleText
-from balance_patcher.targets import Function, FunctionNode, definitions
+from balance_patcher.targets import Function, FunctionNode
 
 _DEEPEST = 6  # re-exports that are followed
 _PACKAGE = "vllm"

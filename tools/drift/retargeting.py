@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from balance_patcher.bound import definitions
 from balance_patcher.delta import Delta
 from balance_patcher.errors import Failure
 from balance_patcher.feature import Feature
 from balance_patcher.source import Lane, ModuleText
-from balance_patcher.targets import Function, FunctionNode, definitions, find_target
+from balance_patcher.targets import Function, FunctionNode, find_target
 
 from .lookup import Defined, lookup
 from .patching import CannotPatchError, Patched, loaded, made

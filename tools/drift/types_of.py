@@ -10,8 +10,9 @@ import ast
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from balance_patcher.bound import definitions
 from balance_patcher.source import Lane, ModuleText
-from balance_patcher.targets import Function, FunctionNode, definitions, own_nodes
+from balance_patcher.targets import Function, FunctionNode, own_nodes
 
 from .lookup import Defined, chain, lookup, member
 

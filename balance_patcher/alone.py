@@ -1,0 +1,129 @@
+"""One function out of a module's text, as if nothing else stood there.
+
+What the compiler makes of a function depends on the function, on the classes that it stands in, whose names mangle
+its private ones, and on what its module imports (``__future__`` statements; and calls of what an imported module has
+are compiled in a way of their own): not on what stands beside it. So its symbols and its code are made of those alone,
+in a fraction of the time of the whole module. Lines keep their numbers.
+
+Were that wrong for some function, its code would differ from the one that runs, and it would be refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import symtable
+import warnings
+from collections.abc import Iterator, Sequence
+from types import CodeType
+
+from .bound import definitions
+from .source import ModuleText
+
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_alone(tree: ast.Module, qualname: str, node: FunctionNode, filename: str) -> CodeType:
+    """The code object of a function, as an import of its module would make it, without our flags.
+
+    Args:
+        tree: Its module's.
+        qualname: ``Class.method``.
+        node: Its definition; where another tree is given, one that has the same classes around it.
+        filename: What tracebacks call its text.
+
+    Raises:
+        SyntaxError: If it parses and does not compile.
+    """
+    body: list[ast.stmt] = [node]
+    for owner in reversed(_owners(tree, qualname)):
+        # Its type parameters are a scope around its methods.
+        body = [_bare(owner, body)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(ast.Module([*_imports(tree), *body], []), filename, "exec", dont_inherit=True)
+    for name in qualname.split("."):
+        code = next(inner for inner in _children(code) if inner.co_name == name)
+    return code
+
+
+def _imports(scope: ast.AST) -> Iterator[ast.stmt]:
+    """The imports of a module, under ``if`` and ``try`` too, in their order."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) and not isinstance(child, _DEFINITIONS):
+            yield from _imports(child)
+
+
+def _bare(owner: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
+    fields = {name: getattr(owner, name) for name in owner._fields if name not in ("bases", "keywords", "body")}
+    fields["decorator_list"] = []
+    return ast.copy_location(ast.ClassDef(**fields, bases=[], keywords=[], body=body), owner)
+
+
+def _owners(tree: ast.Module, qualname: str) -> list[ast.ClassDef]:
+    """The classes around a function, the outermost first; each is defined once in its scope."""
+    owners: list[ast.ClassDef] = []
+    scope: ast.AST = tree
+    for name in qualname.split(".")[:-1]:
+        scope = next(n for n in definitions(scope) if isinstance(n, ast.ClassDef) and n.name == name)
+        owners.append(scope)
+    return owners
+
+
+def _children(scope: CodeType) -> Iterator[CodeType]:
+    for constant in scope.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_name.startswith("<generic parameters of"):
+                yield from _children(constant)
+            else:
+                yield constant
+
+
+def text_alone(lines: Sequence[str], qualname: str, first: int) -> str:
+    """The lines of a function under the bare headers of its classes, with their numbers in the module.
+
+    Args:
+        lines: The lines.
+        qualname: ``Class.method``.
+        first: The number of the first one.
+    """
+    owners = qualname.split(".")[:-1]
+    headers = [f"{' ' * depth}class {name}:\n" for depth, name in enumerate(owners)]
+    above = "\n" * (first - 1 - len(headers)) + "".join(headers)
+    return above + "".join(lines)
+
+
+def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
+    """The first line of a function, its decorators with it, and its last."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    while node.decorator_list and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
+        first -= 1
+    return first, node.end_lineno or node.lineno
+
+
+def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.SymbolTable:
+    """The symbol table of a function."""
+    first, last = span(text, node)
+    try:
+        # With this one, the names in annotations are not the function's.
+        future = "annotations" in text.bound and re.search(r"from __future__ import[^\n]*\bannotations\b", text.text)
+        alone = text_alone(text.lines[first - 1 : last], qualname, first)
+        table = symtable.symtable("from __future__ import annotations" * bool(future) + alone, text.display, "exec")
+    except SyntaxError:  # its lines alone do not say how deep it stands: a backslash before them, for one
+        table = symtable.symtable(text.text, text.display, "exec")
+    for name in qualname.split("."):
+        found = [child for child in _inner(table) if child.get_name() == name]
+        # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
+        table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
+    return table
+
+
+def _inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    for child in table.get_children():
+        if "type param" in str(child.get_type()).lower():
+            yield from _inner(child)
+        else:
+            yield child

@@ -1,0 +1,63 @@
+"""What a piece of Python defines and binds in its own scope, told from its tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: Leaves and operators, which are most of a tree, bind nothing and hold nothing that does.
+_EMPTY = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Pass)
+
+
+def definitions(scope: ast.AST) -> Iterator[ast.AST]:
+    """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, _DEFINITIONS):
+            yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield from definitions(child)
+
+
+def stored(tree: ast.AST) -> Iterator[str]:
+    """The names that the parts of a node bind where it stands; what they bind in scopes of their own is not told."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, _EMPTY):
+            continue
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, (ast.Store, ast.Del)):
+                yield node.id
+            continue
+        if isinstance(node, _COMPREHENSIONS):
+            yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+            continue
+        if isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+            yield from _header(node)
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+            yield from (name for name in names if name != "*")
+        elif (isinstance(node, ast.ExceptHandler) and node.name) or (
+            isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name
+        ):
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        yield from stored(node)
+
+
+def _header(node: ast.AST) -> Iterator[str]:
+    """The name of a definition, and what is bound by what is evaluated where it stands: not by its body."""
+    parts: list[ast.AST | None] = [*getattr(node, "decorator_list", ())]
+    if isinstance(node, ast.ClassDef):
+        yield node.name
+        parts += [*node.bases, *node.keywords]
+    elif isinstance(node, (*_FUNCTIONS, ast.Lambda)):
+        parts += [*node.args.defaults, *node.args.kw_defaults]
+        if not isinstance(node, ast.Lambda):
+            yield node.name
+    for part in parts:
+        if isinstance(part, ast.AST):
+            yield from stored(ast.Expression(part))  # type: ignore[arg-type]
