@@ -96,6 +96,25 @@ def text_alone(lines: Sequence[str], qualname: str, first: int) -> str:
     return above + "".join(lines)
 
 
+def function_alone(lines: Sequence[str], qualname: str, first: int) -> FunctionNode | None:
+    """The tree of a function of its lines; ``None`` if they do not hold one function of that name and nothing else."""
+    if first <= qualname.count("."):
+        return None  # no room for its classes' headers
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body: list[ast.stmt] = ast.parse(text_alone(lines, qualname, first)).body
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    node: ast.stmt | None = None
+    for name in qualname.split("."):
+        if len(body) != 1 or getattr(body[0], "name", "") != name:
+            return None
+        node = body[0]
+        body = getattr(node, "body", [])
+    return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+
 def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
     """The first line of a function, its decorators with it, and its last."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .delta import (
     Anchor,
 )
-from .matching import Bindings, Bound, Mismatch
+from .matching import LIST, ONE, Bindings, Bound, Mismatch, hole_name
 from .pattern import Pattern, compile_pattern
 from .render import head
 from .targets import Target, suites_of
@@ -65,7 +65,7 @@ def find_anchor(target: Target, anchor: Anchor, *, near: bool = True) -> tuple[l
     matches: list[Match] = []
     misses: list[Miss] = []
     pattern = anchor.compiled
-    for node, statements in _candidates(target, pattern):
+    for node, statements in _of_its_kind(target, pattern):
         result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
         if isinstance(result, Mismatch):
             continue
@@ -86,7 +86,7 @@ def all_places(target: Target, anchor: Anchor) -> list[Match]:
     """Every place of an anchor, however often it stands; what stands beside it is not looked at."""
     found = []
     pattern = anchor.compiled
-    for node, statements in _candidates(target, pattern):
+    for node, statements in _of_its_kind(target, pattern):
         result = pattern.match(statements if pattern.kind == "statements" else node, {}, anchor.allow)
         placed = "" if isinstance(result, Mismatch) else _inside(target, anchor, statements, result)
         if not isinstance(placed, str):
@@ -125,6 +125,14 @@ def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, lis
         statement = suite[at]
         if at + size <= len(suite) and (type(statement) is kind or kind is ast.Expr):
             yield statement, suite[at : at + size]
+
+
+def _of_its_kind(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    """The candidates that can match: a pattern's first node is of the kind that it matches, unless it is a hole."""
+    first = pattern.nodes[0]
+    if hole_name(first, ONE) is not None or hole_name(first, LIST) is not None:
+        return _candidates(target, pattern)
+    return (found for found in _candidates(target, pattern) if type(found[0]) is type(first))
 
 
 def _code_of(miss: Mismatch, pattern: Pattern, statements: Sequence[ast.stmt]) -> str:

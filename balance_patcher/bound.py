@@ -12,9 +12,29 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EMPTY = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Pass)
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """What :func:`ast.iter_child_nodes` gives, in half the time: a module has ten thousand nodes and more."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if type(value) is list:
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """What :func:`ast.walk` gives, in its order: a node comes before its parts."""
+    todo = [node]
+    for at in todo:
+        todo += children(at)
+        yield at
+
+
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:
     """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
-    for child in ast.iter_child_nodes(scope):
+    for child in children(scope):
         if isinstance(child, _DEFINITIONS):
             yield child
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
@@ -23,7 +43,7 @@ def definitions(scope: ast.AST) -> Iterator[ast.AST]:
 
 def stored(tree: ast.AST) -> Iterator[str]:
     """The names that the parts of a node bind where it stands; what they bind in scopes of their own is not told."""
-    for node in ast.iter_child_nodes(tree):
+    for node in children(tree):
         if isinstance(node, _EMPTY):
             continue
         if isinstance(node, ast.Name):

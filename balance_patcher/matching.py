@@ -95,10 +95,10 @@ class Matcher:
         if type(pat) is not type(node):
             return Mismatch(path, kind_of(pat), kind_of(node))
         open_call = isinstance(pat, ast.Call) and _takes_keywords(pat)
-        for field, wanted in ast.iter_fields(pat):
+        for field in pat._fields:
             if field in _SKIPPED or (header and field in _SUITES) or (open_call and field == "keywords"):
                 continue
-            found = getattr(node, field, None)
+            wanted, found = getattr(pat, field, None), getattr(node, field, None)
             if open_call and field == "args":
                 found = [*node.args, *node.keywords]  # type: ignore[attr-defined]
             result = self.value(pat, wanted, found, bound, f"{path}.{field}" if path else field)
@@ -108,6 +108,8 @@ class Matcher:
         return bound
 
     def value(self, pat: ast.AST, wanted: object, found: object, bound: Found, path: str) -> Found | Mismatch:
+        if wanted is found and wanted is None:
+            return bound
         if isinstance(wanted, list):
             return self.sequence(wanted, found if isinstance(found, list) else [], bound, path)
         if isinstance(wanted, ast.AST):
@@ -173,8 +175,27 @@ def same(one: Bound, other: Bound) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, ast.AST) and isinstance(other, ast.AST):
-        return not isinstance(Matcher({}).node(one, other, {}, ""), Mismatch)
+        return _alike(one, other)
     return one == other
+
+
+def _alike(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two trees without holes are equal, as a pattern is to what it matches."""
+    if type(one) is not type(other):
+        return False
+    for name in one._fields:
+        if name not in _SKIPPED and not _alike_value(getattr(one, name, None), getattr(other, name, None)):
+            return False
+    return True
+
+
+def _alike_value(one: object, other: object) -> bool:
+    if isinstance(one, ast.AST):
+        return isinstance(other, ast.AST) and _alike(one, other)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(_alike_value, one, other))
+    # By type and value, 1 is not True; and by its text, 0.0 is not -0.0.
+    return one is other or (type(one) is type(other) and repr(one) == repr(other))
 
 
 def render_bound(value: Bound) -> str:

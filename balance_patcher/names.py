@@ -14,9 +14,10 @@ import re
 import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from .alone import symbols_of
-from .bound import definitions, stored
+from .bound import definitions, stored, walk
 from .delta import APART, RESULT, CallThrough, Delta, is_private
 from .errors import Failure
 from .feature import RuntimeClass
@@ -34,10 +35,11 @@ def check_names(plan: Plan) -> list[Failure]:
     """Every name or attribute that is taken (BP301) or missing (BP302, BP303), or ``super`` misused (BP304)."""
     failures: list[Failure] = [*_brought_twice(plan)]
     carried: set[str] = set()
+    scopes: dict[str, _Scope] = {}
     for placement in plan.placements:
         if placement.target is None or placement.status != "applied":
             continue
-        scope = _Scope(placement.target)
+        scope = scopes.setdefault(placement.target.name, _Scope(placement.target))
         home = _home(plan, placement.target)
         chain = ClassChain(plan.lane, home.text, home.owner)
         brought = (_provided(plan, placement.target) | set(placement.exports)) - carried
@@ -110,12 +112,26 @@ class _Scope:
 
     target: Target
 
-    def __post_init__(self) -> None:
-        self.module = known_in(self.target.text)
-        table = symbols_of(self.target.text, self.target.qualname, self.target.node)
-        self.local = {s.get_name() for s in table.get_symbols() if s.is_local() or s.is_parameter() or s.is_free()}
-        self.parameters = {s.get_name() for s in table.get_symbols() if s.is_parameter()}
-        self.everywhere = set(_all_symbols(table))
+    @cached_property
+    def module(self) -> frozenset[str]:
+        return frozenset(known_in(self.target.text))
+
+    @cached_property
+    def _symbols(self) -> symtable.SymbolTable:
+        return symbols_of(self.target.text, self.target.qualname, self.target.node)
+
+    @cached_property
+    def local(self) -> frozenset[str]:
+        symbols = self._symbols.get_symbols()
+        return frozenset(s.get_name() for s in symbols if s.is_local() or s.is_parameter() or s.is_free())
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(s.get_name() for s in self._symbols.get_symbols() if s.is_parameter())
+
+    @cached_property
+    def everywhere(self) -> frozenset[str]:
+        return frozenset(_all_symbols(self._symbols))
 
     def line_of(self, name: str) -> int:
         for tree in (self.target.node, self.target.text.tree):
@@ -183,7 +199,7 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
             )
 
 
-def _shadowed(template: Template, names: set[str], scope: _Scope, placement: Placement) -> Iterator[Failure]:
+def _shadowed(template: Template, names: frozenset[str], scope: _Scope, placement: Placement) -> Iterator[Failure]:
     """Builtins that the delta's own text uses and that upstream gives another meaning."""
     used = {name for name in _WORD.findall(template.text) if not name.startswith("__")}
     for name in sorted(used & set(dir(builtins)) & names):
@@ -369,7 +385,7 @@ class ClassChain:
         base = base.value if isinstance(base, ast.Subscript) else base
         if not isinstance(base, ast.Name):
             return None
-        for node in ast.walk(text.tree):
+        for node in walk(text.tree):
             if isinstance(node, ast.ClassDef) and node.name == base.id:
                 return text, node
             if isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module.startswith("vllm"):
@@ -388,7 +404,7 @@ class ClassChain:
 
 def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
     """Whether a class body defines a name, or a method sets that attribute on its first parameter."""
-    mentioned = [at for at, line in enumerate(text.lines, 1) if name in line]
+    mentioned = text.lines_with(name)
     if not mentioned:
         return False
     if name in stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
@@ -401,21 +417,23 @@ def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
             getattr(d, "id", "") == "staticmethod" for d in function.decorator_list
         ):
             continue
-        if any(function.lineno <= at <= (function.end_lineno or 0) for at in mentioned) and _sets_on_self(
-            function, name
-        ):
-            return True
-    return False
-
-
-def _sets_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    first = function.args.args[0].arg if function.args.args else ""
-    declared: set[int] = set()
-    for node in ast.walk(function):  # a statement comes before its parts
-        if isinstance(node, ast.AnnAssign) and node.value is None:
-            declared.add(id(node.target))
-        elif isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
-            owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            if owner == first and id(node) not in declared:
+        if any(function.lineno <= at <= (function.end_lineno or 0) for at in mentioned):
+            if id(function) not in text.sets:
+                text.sets[id(function)] = _set_on_self(function)
+            if name in text.sets[id(function)]:
                 return True
     return False
+
+
+def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """The attributes that a method sets on its first parameter; one that is only annotated is not set."""
+    first = function.args.args[0].arg if function.args.args else ""
+    declared: set[int] = set()
+    found: set[str] = set()
+    for node in walk(function):  # a statement comes before its parts
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            declared.add(id(node.target))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in declared:
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found |= {node.attr} if owner == first else set()
+    return frozenset(found)

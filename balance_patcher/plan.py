@@ -31,7 +31,7 @@ from .feature import Feature
 from .matching import Bindings
 from .refusals import beyond, failed, not_found, nothing, part_of, several, too_often
 from .source import Lane
-from .targets import Target, absent, docstring_length, find_target, forwarded, short
+from .targets import Target, absent, docstring_length, find_target, forwarded, is_there, short
 from .template import Template
 
 #: What a method of the feature's class begins with: without any of these features upstream's own runs.
@@ -130,14 +130,11 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
     Raises:
         PatchError: BP5xx, if the lane cannot be read.
     """
-    targets: dict[str, Target | Failure] = {}
     placements = []
     for delta in feature.deltas:
-        if delta.target not in targets:
-            targets[delta.target] = find_target(lane, delta.target)
-        target = targets[delta.target]
-        needless = _needless(lane, delta, target)
-        placements.append(Placement(delta, "not-applicable", why=needless) if needless else _place(lane, delta, target))
+        needless = _needless(lane, delta)
+        found = Placement(delta, "not-applicable", why=needless) if needless else None
+        placements.append(found or _place(lane, delta, find_target(lane, delta.target)))
     plan = Plan(feature, lane, placements)
     plan.failures += _collisions(plan)
     return plan
@@ -146,12 +143,12 @@ def make_plan(lane: Lane, feature: Feature) -> Plan:
 # -- deltas ----------------------------------------------------------------------------------
 
 
-def _needless(lane: Lane, delta: Delta, target: Target | Failure) -> str:
+def _needless(lane: Lane, delta: Delta) -> str:
     """Why a lane has nothing to patch for a delta; empty where it has."""
     for older, why in delta.not_with.items():
-        if isinstance(find_target(lane, older), Target):
+        if is_there(lane, older):
             return why
-    if delta.unless_missing and isinstance(target, Failure) and absent(lane, delta.target):
+    if delta.unless_missing and absent(lane, delta.target):
         return delta.unless_missing
     return ""
 

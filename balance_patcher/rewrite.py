@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from .alone import function_alone, span
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
 from .lines import first_line, physical_lines, starts
@@ -143,18 +144,10 @@ def _in_turn(target: Target, step: Step, made: list[Splice], ends: dict[tuple[in
 def _prove(plan: Plan, result: Rewrite) -> None:
     """Unchanged outside the targets, trees equal to the edited trees, and reversible (else BP404)."""
     module = result.original.module
-    new = result.new
-    try:
-        _ = new.tree
-    except PatchError as error:
-        raise _unproven(result, f"it does not parse: {error.failures[0].what}") from error
     for name in plan.steps:
         if name.partition(":")[0] == module:
-            found = find_target(_OneModule(new), name)
-            if not isinstance(found, Target):
-                raise _unproven(result, f"{name} is not found in it")
-            # Somebody else's function may stand outside of the class that it is bound to.
-            result.targets[name] = found if found.owner else replace(found, owner=plan.target(name).owner)
+            # What stands outside of it is upstream's, which is proven below: it need not be parsed a second time.
+            result.targets[name] = _alone(plan.target(name), result) or _in_whole(plan.target(name), name, result)
     for name, found in result.targets.items():
         if not _equals_edited(plan, name, found):
             raise _unproven(result, f"the tree of {name} is not the edited tree")
@@ -162,6 +155,36 @@ def _prove(plan: Plan, result: Rewrite) -> None:
     if take_out(result) != result.original.text:
         raise _unproven(result, "taking the deltas out does not give upstream's text back")
     _prove_spliced(plan, result)
+
+
+def _alone(target: Target, result: Rewrite) -> Target | None:
+    """A rewritten function, of its own lines; ``None`` where they alone do not say what it is."""
+    first, last = span(target.text, target.node)
+    ends = [*target.text.starts, len(target.text.text)]
+    begin, end = (_moved(result, at) for at in (ends[first - 1], ends[last]))
+    new = result.new
+    number = bisect.bisect_right(new.starts, begin)
+    lines = new.lines[number - 1 : bisect.bisect_left(new.starts, end)]
+    node = function_alone(lines, target.qualname, number)
+    return None if node is None else Target(new, target.qualname, node, target.owner)
+
+
+def _moved(result: Rewrite, at: int) -> int:
+    """Where the start of one of upstream's lines is in the new text, behind what was put in there."""
+    return at + sum(len(s.text) - (s.end - s.start) for s in result.splices if s.start <= at)
+
+
+def _in_whole(target: Target, name: str, result: Rewrite) -> Target:
+    """A rewritten function as it is found in the whole new text."""
+    try:
+        _ = result.new.tree
+    except PatchError as error:
+        raise _unproven(result, f"it does not parse: {error.failures[0].what}") from error
+    found = find_target(_OneModule(result.new), name)
+    if not isinstance(found, Target):
+        raise _unproven(result, f"{name} is not found in it")
+    # Somebody else's function may stand outside of the class that it is bound to.
+    return found if found.owner else replace(found, owner=target.owner)
 
 
 def _prove_spliced(plan: Plan, result: Rewrite) -> None:

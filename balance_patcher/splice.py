@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .bound import children
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue
 from .errors import PatchError, refuse
 from .lines import comments_of, first_line, offset, open_parenthesis, parameter_end, starts
@@ -186,7 +187,10 @@ def _floor(target: Target, statement: ast.stmt) -> int:
     if at > 0:
         return suite[at - 1].end_lineno or 0
     first = first_line(target.text, statement)
-    ends = [node.end_lineno or 0 for node in ast.walk(parent) if isinstance(node, ast.expr)]
+    before: list[ast.AST] = [parent]
+    for node in before:
+        before += [child for child in children(node) if getattr(child, "lineno", 0) < first]
+    ends = [node.end_lineno or 0 for node in before if isinstance(node, ast.expr)]
     return max([getattr(parent, "lineno", 0), *(end for end in ends if end < first)])
 
 

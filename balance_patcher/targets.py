@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .bound import definitions
+from .bound import children, definitions, walk
 from .errors import Failure
 from .render import head
 from .source import Lane, ModuleText
@@ -62,7 +62,7 @@ class Target:
     @cached_property
     def expressions(self) -> tuple[tuple[ast.expr, list[ast.stmt]], ...]:
         """Every expression of the function with the statement that holds it; nested functions are left out."""
-        return tuple(_expressions(self.node, None))
+        return tuple(_expressions(self.node))
 
     @cached_property
     def unusable(self) -> Failure | None:
@@ -98,7 +98,15 @@ def find_target(lane: Lane, name: str) -> Target | Failure:
     return found
 
 
-def _find(lane: Lane, name: str) -> Target | Failure:
+def is_there(lane: Lane, name: str) -> bool:
+    """Whether a target is in a lane; what comes near it is not looked for, which takes longer than all the rest."""
+    found = lane.found.get(name) or _find(lane, name, near=False)
+    if isinstance(found, Target):
+        lane.found[name] = found
+    return isinstance(found, Target)
+
+
+def _find(lane: Lane, name: str, *, near: bool = True) -> Target | Failure:
     module, _, qualname = name.partition(":")
     text = lane.module(module)
     if text is None:
@@ -109,17 +117,17 @@ def _find(lane: Lane, name: str) -> Target | Failure:
         )  # fmt: skip
     scope: ast.AST = text.tree
     owner: ast.ClassDef | None = None
-    *classes, last = qualname.split(".")
+    *classes, last = rest = qualname.split(".")
     for at, part in enumerate(classes):
         found = [node for node in definitions(scope) if isinstance(node, ast.ClassDef) and node.name == part]
         meanings = [*found, *rebindings(scope, part)] if found else []
         if len(meanings) != 1:
-            return _no_definition(text, name, part, "class", meanings, scope, qualname.split(".")[at + 1])
+            return _no_definition(text, name, part, "class", meanings, scope if near else None, rest[at + 1])
         scope = owner = found[0]
     functions = [node for node in definitions(scope) if isinstance(node, Function) and node.name == last]
     meanings = [*functions, *rebindings(scope, last)] if functions else []
     if len(meanings) != 1:
-        return _no_definition(text, name, last, "function", meanings, scope, "")
+        return _no_definition(text, name, last, "function", meanings, scope if near else None, "")
     if owner is None and name in lane.homes:
         stands = find_target(lane, lane.homes[name])
         owner = stands.owner if isinstance(stands, Target) else None
@@ -147,19 +155,19 @@ def absent(lane: Lane, name: str) -> bool:
 
 def rebindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
     """The assignments by which a scope gives a name another meaning, ``schedule = wrap(schedule)``."""
-    for child in ast.iter_child_nodes(scope):
+    for child in children(scope):
         if isinstance(child, (ast.ClassDef, *Function)):
             continue
         if isinstance(child, (ast.Assign, ast.AnnAssign)) and child.value is not None:
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-            if any(isinstance(node, ast.Name) and node.id == name for target in targets for node in ast.walk(target)):
+            if any(isinstance(node, ast.Name) and node.id == name for target in targets for node in walk(target)):
                 yield child
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield from rebindings(child, name)
 
 
 def _no_definition(
-    text: ModuleText, target: str, name: str, kind: str, found: Sequence[ast.AST], scope: ast.AST, member: str
+    text: ModuleText, target: str, name: str, kind: str, found: Sequence[ast.AST], scope: ast.AST | None, member: str
 ) -> Failure:
     if found:
         places = [f"{short(text.display)}:{getattr(node, 'lineno', '?')}  `{head(node)}`" for node in found]
@@ -170,7 +178,7 @@ def _no_definition(
             file=text.display, line=getattr(found[-1], "lineno", None),
         )  # fmt: skip
     kinds = ast.ClassDef if kind == "class" else Function
-    others = [node for node in definitions(scope) if isinstance(node, kinds)]
+    others = [node for node in definitions(scope) if isinstance(node, kinds)] if scope is not None else []
 
     def likeness(node: ast.AST) -> float:
         has = member and any(getattr(inner, "name", "") == member for inner in definitions(node))
@@ -218,14 +226,17 @@ def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
             yield name, part.body
 
 
-def _expressions(node: ast.AST, holder: ast.stmt | None) -> Iterator[tuple[ast.expr, list[ast.stmt]]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, SCOPES):
+def _expressions(function: ast.AST) -> Iterator[tuple[ast.expr, list[ast.stmt]]]:
+    todo: list[tuple[ast.AST, list[ast.stmt]]] = [(child, []) for child in children(function)[::-1]]
+    while todo:
+        node, holder = todo.pop()
+        if isinstance(node, SCOPES):
             continue
-        inner = child if isinstance(child, ast.stmt) else holder
-        if isinstance(child, ast.expr) and inner is not None:
-            yield child, [inner]
-        yield from _expressions(child, inner)
+        if isinstance(node, ast.stmt):
+            holder = [node]
+        elif isinstance(node, ast.expr) and holder:
+            yield node, holder
+        todo += [(child, holder) for child in children(node)[::-1]]
 
 
 def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
@@ -235,10 +246,12 @@ def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """Every node of a function but those of nested functions, classes and lambdas."""
-    for child in ast.iter_child_nodes(function):
+    todo = children(function)[::-1]
+    while todo:
+        child = todo.pop()
         yield child
         if not isinstance(child, SCOPES):
-            yield from own_nodes(child)
+            todo += children(child)[::-1]
 
 
 def forwarded(target: Target) -> tuple[ast.AST, ...]:
