@@ -131,8 +131,12 @@ def _of_its_kind(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, li
     """The candidates that can match: a pattern's first node is of the kind that it matches, unless it is a hole."""
     first = pattern.nodes[0]
     if hole_name(first, ONE) is not None or hole_name(first, LIST) is not None:
-        return _candidates(target, pattern)
-    return (found for found in _candidates(target, pattern) if type(found[0]) is type(first))
+        yield from _candidates(target, pattern)
+        return
+    size = len(pattern.nodes) if pattern.kind == "statements" else 1
+    for node, suite, at in target.kinds.get(type(first), ()):
+        if at + size <= len(suite):
+            yield node, suite[at : at + size]
 
 
 def _code_of(miss: Mismatch, pattern: Pattern, statements: Sequence[ast.stmt]) -> str:

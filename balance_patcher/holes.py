@@ -9,13 +9,17 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import PatchError, refuse
 
 _HOLE = re.compile(
     r"<\$(?P<op>[A-Z][A-Z0-9_]*|_)>|\$\$\$(?P<list>[A-Z][A-Z0-9_]*|_)(?!\w)|\$(?P<one>[A-Z][A-Z0-9_]*|_)(?!\w)"
 )
-_QUOTE = re.compile(r"(?P<prefix>[A-Za-z]{0,2})(?P<quote>'''|\"\"\"|'|\")")
+#: Where something other than plain text can begin.
+_NEXT = re.compile(r"[#$<'\"]")
+#: The letters in front of a quote that belong to it.
+_PREFIX = re.compile(r"(?<!\w)[A-Za-z]{1,2}\Z")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Hole:
     name: str
 
 
-def scan(text: str) -> list[Hole]:
+@lru_cache(maxsize=1024)
+def scan(text: str) -> tuple[Hole, ...]:
     """The holes of a text, outside strings and comments.
 
     Raises:
@@ -36,15 +41,17 @@ def scan(text: str) -> list[Hole]:
             a part of a longer name.
     """
     holes, at = [], 0
-    while at < len(text):
-        char = text[at]
+    while found := _NEXT.search(text, at):
+        at, char = found.start(), found.group()
         if char == "#":
             at = (text.find("\n", at) + 1) or len(text)
-        elif (match := _QUOTE.match(text, at)) and not (match["prefix"] and _in_word(text, at)):
-            end = string_end(text, match.end(), match["quote"])
-            if "f" in match["prefix"].lower() and _hole_in_braces(text[match.end() : end]):
+        elif char in "'\"":
+            quote = char * 3 if text.startswith(char * 3, at) else char
+            prefix = _PREFIX.search(text[max(0, at - 3) : at])
+            begin = at + len(quote)
+            at = string_end(text, begin, quote)
+            if prefix and "f" in prefix.group().lower() and _hole_in_braces(text[begin:at]):
                 raise bad(text, "a hole inside an f-string", "move the expression out of the f-string")
-            at = end
         elif (match := _HOLE.match(text, at)) and not (char == "$" and _in_word(text, at)):
             if text.startswith(">=", match.end() - 1):
                 raise bad(text, f"`{match.group()}=` is no hole", "an operator hole stands for the whole operator")
@@ -55,7 +62,7 @@ def scan(text: str) -> list[Hole]:
             raise bad(text, f"`{text[at : at + 8]}` is no hole", "write $NAME, $_, $$$NAME or <$OP> in capitals")
         else:
             at += 1
-    return holes
+    return tuple(holes)
 
 
 def _in_word(text: str, at: int) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .bound import children, walk
 from .holes import Hole, bad, fill, scan
 from .matching import (
     LIST,
@@ -165,7 +166,7 @@ class _Collapse(ast.NodeTransformer):
 
 
 def _check_placement(text: str, tree: ast.Module) -> None:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.arguments) and any(a.arg.startswith(LIST) for a in node.args + node.kwonlyargs):
             raise bad(text, "a list hole among parameters", "use one $NAME for each parameter")
         if isinstance(node, ast.JoinedStr) and "__bp_" in ast.unparse(node):
@@ -179,7 +180,7 @@ def _check_placement(text: str, tree: ast.Module) -> None:
                 raise bad(text, "a list hole in place of an identifier", "use $NAME there")
             if not word.isidentifier():
                 raise bad(text, "a hole inside a dotted name", "write the whole name, or make all of it one hole")
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if hole_name(child, LIST) is not None and not _takes_list(node, child):
                 next_step = "use $NAME, or put it among statements or arguments"
                 raise bad(text, "a list hole where one node stands", next_step)
@@ -189,7 +190,8 @@ def _check_placement(text: str, tree: ast.Module) -> None:
 
 def _words(node: ast.AST) -> list[str]:
     """The identifiers and texts that stand in a node itself."""
-    values = [value for _, field in ast.iter_fields(node) for value in (field if isinstance(field, list) else [field])]
+    fields = [getattr(node, name, None) for name in node._fields]
+    values = [value for field in fields for value in (field if isinstance(field, list) else [field])]
     return [repr(value) if isinstance(value, bytes) else value for value in values if isinstance(value, (str, bytes))]
 
 

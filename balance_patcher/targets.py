@@ -65,6 +65,16 @@ class Target:
         return tuple(_expressions(self.node))
 
     @cached_property
+    def kinds(self) -> dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]]:
+        """Its expressions by kind, with the statement that holds each; its statements, each with suite and index."""
+        found: dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]] = {}
+        for node, holder in self.expressions:
+            found.setdefault(type(node), []).append((node, holder, 0))
+        for _, _, suite, at in self.places.values():
+            found.setdefault(type(suite[at]), []).append((suite[at], suite, at))
+        return found
+
+    @cached_property
     def unusable(self) -> Failure | None:
         """Why this function cannot be a target (BP107–BP109), if it cannot."""
         return _unusable(self)
@@ -203,7 +213,7 @@ def _unusable(target: Target) -> Failure | None:
         code, what = "BP107", f"{target.qualname} stands under `@{head(node.decorator_list[0])}`"
     elif isinstance(node, ast.AsyncFunctionDef):
         code, what = "BP108", f"{target.qualname} is `async def`"
-    elif any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node)):
+    elif _yields(target):
         code, what = "BP109", f"{target.qualname} yields"
     if not code:
         return None
@@ -213,6 +223,13 @@ def _unusable(target: Target) -> Failure | None:
         next="look at what upstream made of it; the deltas were written for a plain function",
         file=target.text.display, line=node.lineno,
     )  # fmt: skip
+
+
+def _yields(target: Target) -> bool:
+    lines = target.text.lines[target.node.lineno - 1 : target.node.end_lineno]
+    if not any("yield" in line for line in lines):
+        return False  # as below, without a look at each node
+    return any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(target.node))
 
 
 def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
