@@ -23,7 +23,7 @@ from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
 from .source import Lane, ModuleText
-from .targets import Function, Target, find_target, short
+from .targets import Function, FunctionNode, Target, find_target, short
 from .template import Template
 
 _PROBE = "__bp_probe"
@@ -407,22 +407,33 @@ def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
     mentioned = text.lines_with(name)
     if not mentioned:
         return False
-    if name in stored(ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])):
+    if id(node) not in text.members:
+        text.members[id(node)] = _members(node)
+    named, methods = text.members[id(node)]
+    if name in named:
         return True
-    # Most attributes are set in `__init__`: look there first.
-    for function in sorted(definitions(node), key=lambda found: getattr(found, "name", "") != "__init__"):
-        if getattr(function, "name", "") == name:
-            return True
-        if not isinstance(function, Function) or any(
-            getattr(d, "id", "") == "staticmethod" for d in function.decorator_list
-        ):
-            continue
+    for function in methods:
         if any(function.lineno <= at <= (function.end_lineno or 0) for at in mentioned):
             if id(function) not in text.sets:
                 text.sets[id(function)] = _set_on_self(function)
             if name in text.sets[id(function)]:
                 return True
     return False
+
+
+def _members(node: ast.ClassDef) -> tuple[frozenset[str], tuple[FunctionNode, ...]]:
+    """What a class body defines; and the methods that may set attributes on their first parameter."""
+    inner = list(definitions(node))
+    body = ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])
+    methods = [
+        function
+        for function in inner
+        if isinstance(function, Function)
+        and not any(getattr(d, "id", "") == "staticmethod" for d in function.decorator_list)
+    ]
+    # Most attributes are set in `__init__`: look there first.
+    methods.sort(key=lambda function: function.name != "__init__")
+    return frozenset({*stored(body), *(getattr(each, "name", "") for each in inner)}), tuple(methods)
 
 
 def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:

@@ -21,7 +21,7 @@ from .lines import first_line, physical_lines, starts
 from .matching import same
 from .plan import Plan, Step, in_order
 from .source import Lane, ModuleText
-from .splice import MARKED, Splice, splices_of
+from .splice import MARK, MARKED, Splice, splices_of
 from .targets import Target, docstring_length, find_target
 
 
@@ -197,7 +197,8 @@ def _prove_spliced(plan: Plan, result: Rewrite) -> None:
     if torn or replacing != sum(splice.end > splice.start for splice in result.splices):
         raise _unproven(result, "a line is torn or taken away")
     if not any(isinstance(edit, (Replace, AddParameter)) for edit in edits):
-        left = "".join(line for line in physical_lines(result.text) if not MARKED.match(line.rstrip("\r\n")))
+        lines = result.new.lines
+        left = "".join(line for line in lines if MARK not in line or not MARKED.match(line.rstrip("\r\n")))
         # Behind a last line that has no end of its own, an insertion gives it one.
         if result.original.text not in (left, *(left.removesuffix(end) for end in ("\n", "\r\n", "\r"))):
             raise _unproven(result, "what is left without the marked lines is not upstream's text")
@@ -205,7 +206,7 @@ def _prove_spliced(plan: Plan, result: Rewrite) -> None:
 
 def _prove_outside(result: Rewrite, targets: Sequence[tuple[Target, Target]]) -> None:
     """Lines before, between and after the rewritten functions are upstream's."""
-    old, new = result.original.lines, physical_lines(result.text)
+    old, new = result.original.lines, result.new.lines
     done_old = done_new = 0
     for before, after in sorted(targets, key=lambda pair: pair[0].node.lineno):
         gap_old = old[done_old : first_line(before.text, before.node) - 1]

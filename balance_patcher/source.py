@@ -239,6 +239,11 @@ class ModuleText:
         return frozenset(node.name for node in walk(self.tree) if isinstance(node, _DEFINITIONS))
 
     @cached_property
+    def members(self) -> dict[int, Any]:
+        """By the identity of a class of its tree, what it defines and its methods: of those asked for."""
+        return {}
+
+    @cached_property
     def sets(self) -> dict[int, frozenset[str]]:
         """By the identity of a function of its tree, the attributes that it sets on ``self``: those asked for."""
         return {}
