@@ -13,8 +13,9 @@ from .delta import APART, Prologue
 from .feature import AskedOnce, CalledOnce, Feature, Invariant, Ordered, Sets
 from .names import owners_of
 from .plan import EARLY_RETURN, Placement, Plan, Step
-from .rewrite import spliced_texts
+from .rewrite import Rewrite, spliced
 from .source import Overlaid
+from .targets import find_target
 from .template import Template
 
 
@@ -23,7 +24,7 @@ class Beside:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._made: dict[str, Plan] = {}
+        self._edited: dict[str, dict[str, Rewrite]] = {}
         parts = plan.feature.parts
         #: For each invariant, by its place, the part that declares it; without parts nobody is beside it.
         self.owners: list[Feature | None] = [part for part in parts for _ in part.invariants]
@@ -38,7 +39,9 @@ class Beside:
         modules = {name.partition(":")[0] for name in spoken} if isinstance(invariant, (AskedOnce, CalledOnce)) else ()
         deltas = [placement.delta for placement in self._edits(owner)]
         near = [delta.name for delta in deltas if delta.target in spoken or delta.module in modules]
-        return (self._without(owner), near) if near else None
+        # Those two look at the whole module; of the others it need not be parsed anew.
+        whole = isinstance(invariant, (AskedOnce, CalledOnce))
+        return (self._without(owner, set() if whole else spoken), near) if near else None
 
     def _edits(self, owner: Feature) -> list[Placement]:
         """What the others edit."""
@@ -49,11 +52,25 @@ class Beside:
                 found.append(replace(placement, steps=steps))
         return found
 
-    def _without(self, owner: Feature) -> Plan:
-        if owner.name not in self._made:
-            texts = spliced_texts(replace(self._plan, placements=self._edits(owner)))
-            self._made[owner.name] = replace(self._plan, lane=Overlaid(self._plan.lane, texts, self._plan.lane.homes))
-        return self._made[owner.name]
+    def _without(self, owner: Feature, spoken: set[str]) -> Plan:
+        """The plan as it is with what the others edit.
+
+        Args:
+            owner: Whose edits are left out.
+            spoken: The functions that are read by themselves.
+        """
+        if owner.name not in self._edited:
+            self._edited[owner.name] = spliced(replace(self._plan, placements=self._edits(owner)))
+        results = self._edited[owner.name]
+        lane = Overlaid(self._plan.lane, {name: r.new for name, r in results.items()}, self._plan.lane.homes)
+        for name in spoken:
+            result = results.get(name.partition(":")[0])
+            edited = result.targets.get(name) if result is not None else None
+            touched = any(p.delta.target == name for p in self._edits(owner))
+            found = edited if touched else find_target(self._plan.lane, name)
+            if found is not None:
+                lane.found[name] = found
+        return replace(self._plan, lane=lane)
 
 
 def _stays(step: Step) -> bool:

@@ -83,7 +83,6 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP303": ("attribute does not exist", _B),
     "BP304": ("target already captures __class__", _B),
     "BP305": ("rewritten module does not compile", _B),
-    "BP306": ("compiled function not found", _B),
     # splicing text
     "BP401": ("anchor stands on its header's line", _B),
     "BP402": ("anchor is joined by a semicolon", _B),

@@ -85,9 +85,15 @@ def rewrite(plan: Plan) -> dict[str, Rewrite]:
     return {module: _assemble(plan, module, made) for module, made in splices.items() if made}
 
 
-def spliced_texts(plan: Plan) -> dict[str, ModuleText]:
-    """The texts alone, by module, without their proofs: to be read, not to be run."""
-    return {module: _spliced(plan, module, made).new for module, made in _splices(plan).items() if made}
+def spliced(plan: Plan) -> dict[str, Rewrite]:
+    """The same without their proofs, and with those functions only that are read by themselves: not to be run."""
+    results = {module: _spliced(plan, module, made) for module, made in _splices(plan).items() if made}
+    for name, steps in plan.steps.items():
+        result = results.get(name.partition(":")[0])
+        if result is not None:
+            found = _alone(plan.target(name), {step.delta.name for step in steps}, result)
+            result.targets.update({name: found} if found is not None else {})
+    return results
 
 
 def _splices(plan: Plan) -> dict[str, list[Splice]]:
@@ -147,7 +153,9 @@ def _prove(plan: Plan, result: Rewrite) -> None:
     for name in plan.steps:
         if name.partition(":")[0] == module:
             # What stands outside of it is upstream's, which is proven below: it need not be parsed a second time.
-            result.targets[name] = _alone(plan.target(name), result) or _in_whole(plan.target(name), name, result)
+            target = plan.target(name)
+            edits = {step.delta.name for step in plan.steps[name]}
+            result.targets[name] = _alone(target, edits, result) or _in_whole(target, name, result)
     for name, found in result.targets.items():
         if not _equals_edited(plan, name, found):
             raise _unproven(result, f"the tree of {name} is not the edited tree")
@@ -157,11 +165,13 @@ def _prove(plan: Plan, result: Rewrite) -> None:
     _prove_spliced(plan, result)
 
 
-def _alone(target: Target, result: Rewrite) -> Target | None:
-    """A rewritten function, of its own lines; ``None`` where they alone do not say what it is."""
+def _alone(target: Target, edits: set[str], result: Rewrite) -> Target | None:
+    """A function that deltas rewrote, of its own lines; ``None`` where they alone do not say what it is."""
     first, last = span(target.text, target.node)
     ends = [*target.text.starts, len(target.text.text)]
-    begin, end = (_moved(result, at) for at in (ends[first - 1], ends[last]))
+    # What is put in at its end may stand behind comments that belong to an inner suite.
+    end = max([ends[last], *(splice.start for splice in result.splices if splice.delta in edits)])
+    begin, end = _moved(result, ends[first - 1]), _moved(result, end)
     new = result.new
     number = bisect.bisect_right(new.starts, begin)
     lines = new.lines[number - 1 : bisect.bisect_left(new.starts, end)]
