@@ -105,13 +105,19 @@ def test_a_method_that_is_nowhere_is_said(compared: dict[str, Copy]) -> None:
 
 
 def test_every_copy_fits_the_release_that_it_was_made_for(compared: dict[str, Copy]) -> None:
-    made_for = {"0.24.0rc1": "0.24.0", "0.25.1rc1": "0.25.1", "0.26.0rc1": "0.26.0"}
+    made_for = {"0.23.0": "0.23.0", "0.24.0rc1": "0.24.0", "0.25.1rc1": "0.25.1", "0.26.0rc1": "0.26.0"}
     assert {version: at(compared[version], ref).calls for version, ref in made_for.items()} == dict.fromkeys(
         made_for, ()
     )
-    # The disabled path of the oldest calls what its own vLLM does not take: case 3.
-    (call,) = at(compared["0.23.0"], "0.23.0").calls
-    assert (call.line, call.call) == (111, "super().schedule(throttle_prefills)")
+
+
+def test_a_disabled_path_that_asks_for_its_own_release_only(compared: dict[str, Copy]) -> None:
+    """Case 3: the oldest copy forwards an argument to whatever is not 0.23.0, and what is older does not take it."""
+    misfits = {cell.ref: [(call.line, call.call) for call in cell.calls] for cell in compared["0.23.0"].cells}
+    call = (111, "super().schedule(throttle_prefills)")
+    older = RELEASES[: RELEASES.index("0.23.0")]
+    assert [ref for ref in RELEASES if call in misfits[ref]] == list(older)
+    assert all(misfits[ref] == [call] for ref in older)
 
 
 def test_the_readme_says_what_the_newest_copy_that_is_taken_over_costs(compared: dict[str, Copy]) -> None:

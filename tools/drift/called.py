@@ -7,7 +7,7 @@ whose class is written down, a function or class that is imported by name. Of ev
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from balance_patcher.importing import imported
@@ -49,9 +49,10 @@ class Gone:
 class Callees:
     """What the calls of one copy mean, at one place."""
 
-    def __init__(self, where: Where) -> None:
-        self._where, self._lane = where, where.lane
-        self._own = _names(where.text)
+    def __init__(self, where: Where, running: Collection[int]) -> None:
+        """``running`` has the nodes of the copy's module that run there, by their ids."""
+        self._where, self._lane, self._running = where, where.lane, running
+        self._own = _names(where.text, running)
         self._names: dict[str, dict[str, str]] = {}
 
     def of(self, call: ast.Call) -> Found | Gone | None:
@@ -63,8 +64,8 @@ class Callees:
             return None
         holder, name = function.value, function.attr
         if isinstance(holder, ast.Name) and holder.id == _first(where.node) and where.upstream.owner is not None:
-            if where.owner is not None and any(getattr(n, "name", "") == name for n in definitions(where.owner)):
-                return None  # the copy's class brings it
+            if name in self._brought_by_its_class():
+                return None
             return self._method(where.upstream.text, where.upstream.owner, name)
         if is_super(holder) and where.upstream.owner is not None:
             return self._method(where.upstream.text, where.upstream.owner, name)
@@ -79,6 +80,11 @@ class Callees:
             made = self._class(self._own.get(holder.id, ""))
             return self._method(*made, name, of_class=True) if made else None
         return None
+
+    def _brought_by_its_class(self) -> set[str]:
+        owner = self._where.owner
+        found = definitions(owner) if owner is not None else ()
+        return {getattr(node, "name", "") for node in found if id(node) in self._running}
 
     def _named(self, origin: str) -> Found | Gone | None:
         """An imported function, or the constructor of an imported class."""
@@ -169,11 +175,13 @@ class Callees:
         return self._names[text.module]
 
 
-def _names(text: ModuleText) -> dict[str, str]:
+def _names(text: ModuleText, running: Collection[int] | None = None) -> dict[str, str]:
     """What each name of a module means, ``module:name``; a name that means two things is left out."""
     package = text.module.rpartition(".")[0] if not text.path.endswith("__init__.py") else text.module
     found: dict[str, set[str]] = {}
     for node in ast.walk(text.tree):
+        if running is not None and id(node) not in running:
+            continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for name, origin in imported(node, package):
                 found.setdefault(name, set()).add(origin)

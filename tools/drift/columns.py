@@ -93,7 +93,7 @@ class Column:
     place: Place
 
     def lane(self) -> NotingLane:
-        return NotingLane(self.place)
+        return NotingLane(self.place, self.ref.version)
 
 
 class NotingLane(Lane):
@@ -104,8 +104,9 @@ class NotingLane(Lane):
         unreadable: Why a module that is there could not be read, by its name.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, version: str | None = None) -> None:
         self.place = place
+        self._told = version
         self.reads: dict[str, str | None] = {}
         self.unreadable: dict[str, str] = {}
         super().__init__(place.name, _Noting(self))
@@ -116,6 +117,11 @@ class NotingLane(Lane):
             self.reads[path] = UNTOLD
             self.reads[path] = self.place.blob(path)
         return self.reads[path]
+
+    @property
+    def version(self) -> str | None:
+        """vLLM's version, as the column has it; a tag of a history says what no file there does."""
+        return self._told or super().version
 
     def text(self, blob: str, path: str) -> bytes:
         try:

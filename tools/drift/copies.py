@@ -26,7 +26,8 @@ from balance_patcher.targets import FunctionNode, find_target
 from .called import Where
 from .columns import Column, NotingLane, same_reads
 from .copied import Copy, CopyCell
-from .fitting import bad_calls
+from .fitting import Misfits, misfits
+from .guarded import cases
 from .model import Report
 from .plain import drift, plain_lines, unified
 
@@ -222,14 +223,25 @@ def with_copies(report: Report, ones: Sequence[Held], columns: Sequence[Column],
 
 def _cells(one: Held, target: str, places: Sequence[tuple[str, Lane]]) -> Iterator[CopyCell]:
     """A cell for each place; where all that was read for one before is the same text, it is that one again."""
-    seen: list[tuple[dict[str, str | None], CopyCell]] = []
+    seen: list[tuple[tuple[str, ...], dict[str, str | None], CopyCell]] = []
     for name, lane in places:
         place = lane.place if isinstance(lane, NotingLane) else None
-        known = next((cell for reads, cell in reversed(seen) if place is not None and same_reads(place, reads)), None)
+        asked = cases(one.text.tree, _version(lane)) if place is not None else ()
+        known = next(
+            (cell for case, reads, cell in reversed(seen)
+             if place is not None and case == asked and same_reads(place, reads)), None,
+        )  # fmt: skip
         cell = replace(known, ref=name) if known is not None else cell_of(one, target, name, lane)
         if known is None and isinstance(lane, NotingLane) and cell.status != "unreadable":
-            seen.append((dict(lane.reads), cell))
+            seen.append((asked, dict(lane.reads), cell))
         yield cell
+
+
+def _version(lane: Lane) -> str | None:
+    try:
+        return lane.version
+    except PatchError:
+        return None
 
 
 def cell_of(one: Held, target: str, ref: str, lane: Lane) -> CopyCell:
@@ -239,11 +251,20 @@ def cell_of(one: Held, target: str, ref: str, lane: Lane) -> CopyCell:
         if isinstance(found, Failure):
             return CopyCell(ref, "gone", why=found.headline)
         added, removed, hunks = drift(plain_lines(found.node), one.lines)
-        calls = bad_calls(Where(one.text, one.node, one.owner, found, lane))
+        bad = misfits(Where(one.text, one.node, one.owner, found, lane), _version(lane))
     except PatchError as error:
         return CopyCell(ref, "unreadable", why=error.failures[0].headline)
-    status = "misfit" if calls else "drifted" if hunks else "equal"
-    return CopyCell(ref, status, added, removed, hunks, calls)
+    status = "misfit" if bad.calls else "drifted" if hunks else "equal"
+    return CopyCell(ref, status, added, removed, hunks, bad.calls, _unjudged(bad))
+
+
+def _unjudged(bad: Misfits) -> str:
+    """Which calls are made on some versions only, and would not fit; empty where there are none."""
+    if not bad.guarded:
+        return ""
+    lines = sorted({call.line for call in bad.guarded})
+    where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+    return f"not judged: {where}, where the copy asks for vLLM's version, which is not known here"
 
 
 def _diff(one: Held, target: str, name: str, lane: Lane) -> str:
