@@ -21,6 +21,7 @@ from .objects import blob_id, objects_of
 
 #: Stands for the id of what could not be read; it is no id.
 UNTOLD = "?"
+PACKAGE = "vllm"
 _KEPT = 48  # parsed modules; a large one has some ten megabytes of nodes
 
 
@@ -47,6 +48,13 @@ class Place(Protocol):
             PatchError: BP5xx.
         """
 
+    def files(self) -> Mapping[str, str]:
+        """Every file of the package, with something that is another one where its bytes are.
+
+        Raises:
+            PatchError: BP5xx.
+        """
+
 
 @dataclass(frozen=True)
 class GitPlace:
@@ -61,6 +69,9 @@ class GitPlace:
 
     def read(self, blob: str, path: str) -> bytes:
         return objects_of(self.repo).text(blob, path)
+
+    def files(self) -> Mapping[str, str]:
+        return objects_of(self.repo).files(self.commit, PACKAGE)
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ class ReleasePlace:
     def read(self, blob: str, path: str) -> bytes:  # noqa: ARG002 - the path says it
         data = source_of(self.spec).read(path)
         return b"" if data is None else data
+
+    def files(self) -> Mapping[str, str]:
+        """What a wheel's directory has; of a source that has none, nothing."""
+        index: Mapping[str, str] = getattr(source_of(self.spec), "index", dict)()
+        return {path: told for path, told in index.items() if path.startswith(f"{PACKAGE}/")}
 
 
 @lru_cache(maxsize=64)
