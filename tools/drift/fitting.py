@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from balance_patcher.targets import FunctionNode, Target, own_nodes
 from balance_patcher.through import signature_of
 
-from .called import Callees, Gone, Where
+from .called import Callees, Gone
 from .copied import BadCall
-from .guarded import cases, running
+from .guarded import cases
+from .lineage import Where
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def misfits(where: Where, version: str | None = None) -> Misfits:
     Raises:
         PatchError: BP5xx, if a module that is called into cannot be read.
     """
-    found = [set(_bad(where, running(where.text.tree, case))) for case in cases(where.text.tree, version)]
+    found = [set(_bad(where, case)) for case in cases(where.text.tree, version)]
     always, ever = set.intersection(*found), set.union(*found)
     return Misfits(_sorted(always), _sorted(ever - always))
 
@@ -51,11 +52,11 @@ def _sorted(calls: Collection[BadCall]) -> tuple[BadCall, ...]:
     return tuple(sorted(calls, key=lambda call: (call.line, call.callee)))
 
 
-def _bad(where: Where, running: Collection[int]) -> Iterator[BadCall]:
-    callees = Callees(where, running)
+def _bad(where: Where, version: str) -> Iterator[BadCall]:
+    callees = Callees(where, version)
     taken = _taken_apart(where.node)
     for node in ast.walk(where.node):
-        if not isinstance(node, ast.Call) or id(node) not in running:
+        if not isinstance(node, ast.Call) or id(node) not in callees.running:
             continue
         found = callees.of(node)
         if isinstance(found, Gone):
