@@ -109,6 +109,9 @@ def test_a_moved_loop(branch: Branch, look, tmp_path: Path) -> None:
     gate = the_one(report, GATE, bad, "moved")
     assert "stands directly in `with self.admission:`" in gate.explanation
     guard = the_one(report, "balance.empty-queue-guard", bad, "moved")
+    # One commit moved them, in one loop: that is one thing to look at.
+    assert [line for line in report.verdicts if "ACTION" in line] == [report.verdicts[0]]
+    assert f", and with it {guard.declared} (balance.empty-queue-guard moved)" in report.verdicts[0]
     for change in (gate, guard):
         assert change.proposal is not None
         assert "runs on every path" in change.proposal.note

@@ -40,7 +40,7 @@ def _commands(report: Report) -> Iterator[str]:
             yield _callee(callee, report)
     yield from map(_absorbed, report.absorbed)
     level = "notice" if report.outcome is Outcome.HOLDS else "error"
-    verdict = "\n".join(report.verdicts) or "nothing was looked at"
+    verdict = "\n".join((*report.verdicts, *filter(None, [report.empty]))) or "nothing was looked at"
     yield command(level, "", "drift report", verdict)
 
 
