@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from .delta import (
+    PARAMETERS,
     AddParameter,
     CallThrough,
     Delta,
@@ -85,7 +86,9 @@ def _block(number: int, feature: Feature) -> Iterator[str]:
         yield "   How:"
         if asked and at == 1:
             yield from _wrapped(asked, " " * 6)
-        yield from (f"      {line}" for line in _how(delta))
+        how = list(_how(delta))
+        yield from (f"      {line}" for line in how)
+        yield from _wrapped(_in_words("\n".join(how)), " " * 6)
         yield from _section("Related PR (if no, explain why)", _related(delta))
         when = delta.remove_when if delta.remove_when.startswith("with ") else f"when {delta.remove_when}"
         yield from _section("Future Plan", f"Remove this patch {when}.")
@@ -138,6 +141,26 @@ def _how(delta: Delta) -> Iterator[str]:
             code, indent = line.lstrip(), " " * (4 + len(line) - len(line.lstrip()))
             first, *rest = _wrapped(code, indent)
             yield from (first, *(f"        {more}" for more in rest))
+
+
+def _in_words(text: str) -> str:
+    """What the holes in a text stand for; empty where it has none."""
+    found = list(dict.fromkeys(re.findall(r"<\$\w+>|\$\$\$\w+|\$\w+", text)))
+    said = {
+        "upstream's own parameters": [hole for hole in found if hole == f"$$${PARAMETERS}"],
+        "the comparison that upstream makes there": [hole for hole in found if hole.startswith("<")],
+        "anything": [hole for hole in found if hole.endswith("$_")],
+    }
+    rest = [hole for hole in found if not any(hole in holes for holes in said.values())]
+    said["what upstream has in that place"] = rest
+    parts = [
+        f"{', '.join(f'`{hole}`' for hole in holes)} {_stands(holes)} {what}" for what, holes in said.items() if holes
+    ]
+    return f"Here {'; '.join(parts)}." if parts else ""
+
+
+def _stands(holes: list[str]) -> str:
+    return "stands for" if len(holes) == 1 else "stand for"
 
 
 def _verb(edit: Edit) -> str:

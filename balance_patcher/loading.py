@@ -28,7 +28,7 @@ def feature_of_file(file: Path | str) -> Feature:
         )  # fmt: skip
     file = Path(file)
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")  # a byte order mark is no part of the text
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise refuse("BP514", f"{file}: {why}", next="give --deltas a Python file that declares a FEATURE") from error

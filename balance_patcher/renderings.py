@@ -9,6 +9,7 @@ from dataclasses import asdict
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
+from .annotating import command
 from .errors import Failure, Outcome
 from .report import CallReport, DeltaReport, FeatureReport, InvariantReport, LaneReport, Report, footer, names, place
 
@@ -50,23 +51,13 @@ def as_github(report: Report) -> str:
     lines = []
     for lane in report.lanes:
         for failure in lane.all_failures:
-            place = dict(failure.fields).get("declared") or f"{failure.file or ''}:{failure.line or ''}"
-            file, _, line = place.rpartition(":")
-            pairs = (("file", file), ("line", line))
-            where = "".join(f"{key}={workflow_escape(value)}," for key, value in pairs if value)
-            title = workflow_escape(f"{failure.code} {failure.title} ({lane.name})")
-            lines.append(f"::error {where}title={title}::{workflow_escape(str(failure), data=True)}")
+            declared = dict(failure.fields).get("declared") or f"{failure.file or ''}:{failure.line or ''}"
+            lines.append(command("error", declared, f"{failure.code} {failure.title} ({lane.name})", str(failure)))
         if lane.outcome is Outcome.HOLDS:
-            lines.append(f"::notice title={workflow_escape(lane.name)}::{workflow_escape(_summary(lane), data=True)}")
+            lines.append(command("notice", "", lane.name, _summary(lane)))
         elif not lane.all_failures:
-            lines.append(f"::error title={workflow_escape(lane.name)}::{workflow_escape(_summary(lane), data=True)}")
+            lines.append(command("error", "", lane.name, _summary(lane)))
     return "\n".join(lines)
-
-
-def workflow_escape(text: str, *, data: bool = False) -> str:
-    """A text as a property of a workflow command, or as its message."""
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return text if data else text.replace(":", "%3A").replace(",", "%2C")
 
 
 def _summary(lane: LaneReport) -> str:

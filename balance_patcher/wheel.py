@@ -14,6 +14,8 @@ import threading
 import weakref
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -74,6 +76,16 @@ class _ZipSource:
         """``None``: a wheel does not prove a commit by itself."""
         return None
 
+    def index(self) -> dict[str, str]:
+        """Every member's name with its checksum and size, which the archive's directory has.
+
+        Raises:
+            PatchError: BP504, BP501 or BP514, as for a member.
+        """
+        with self._lock, self._readable("the directory"):
+            self._opened()
+            return {name: f"{infos[0].CRC:08x}-{infos[0].file_size}" for name, infos in self._members.items()}
+
     def close(self) -> None:
         """Let the archive go. What was read stays; another read opens it again."""
         with self._lock:
@@ -88,12 +100,21 @@ class _ZipSource:
         raise NotImplementedError
 
     def _fetch(self, path: str) -> bytes | None:
+        with self._readable(path):
+            return self._member(self._opened(), path)
+
+    def _opened(self) -> zipfile.ZipFile:
+        if self._archive is None:
+            self._archive = self._open()
+            for info in self._archive.infolist():
+                self._members.setdefault(info.filename, []).append(info)
+        return self._archive
+
+    @contextmanager
+    def _readable(self, path: str) -> Iterator[None]:
+        """Whatever keeps an archive from being read, as a refusal; the next read opens it anew."""
         try:
-            if self._archive is None:
-                self._archive = self._open()
-                for info in self._archive.infolist():
-                    self._members.setdefault(info.filename, []).append(info)
-            return self._member(self._archive, path)
+            yield
         except _DAMAGED as error:
             self.close()
             text = str(error) or type(error).__name__

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from balance_patcher import cli
-from balance_patcher.delta import Anchor, Delta, InsertBefore, Variant
+from balance_patcher.delta import Anchor, Delta, InsertBefore, Replace, Variant
 from balance_patcher.describe import as_ascend_patch_doc, as_text
 from balance_patcher.feature import Feature
 from balance_patcher.registry import features, find_feature
@@ -58,8 +58,9 @@ def test_balance_takes_the_place_of_the_file_that_it_stands_in_for() -> None:
     assert text.startswith("# ** 5. File: platform/patch_balance_schedule.py**\n# ~~~~~")
     assert """#       Set --additional-config '{"scheduler_config": {"enable_balance_scheduling": true}}'.""" in text
     assert (
-        "#               break\n#    Related PR (if no, explain why):\n#       No, there is no change to wait" in text
+        "#               break\n#       Here `<$OP>` stands for the comparison that upstream makes there; `$_`" in text
     )
+    assert "in that place.\n#    Related PR (if no, explain why):\n#       No, there is no change to wait" in text
 
 
 def test_an_upstream_change_is_an_address_and_one_of_vllm_ascend_is_not_taken_for_one() -> None:
@@ -83,6 +84,25 @@ def test_an_edit_that_several_variants_share_is_told_once_with_each_place() -> N
     ]  # fmt: skip
     follows = Feature("toy", "A toy.", (replace(delta, remove_when="with toy.y"),))
     assert as_ascend_patch_doc([follows]).endswith("#       Remove this patch with toy.y.")
+
+
+def test_the_holes_of_an_edit_are_put_in_words() -> None:
+    edit = Replace("if $COUNT <$OP> self.$CAP:\n    self.x($$$ARGS)")
+    delta = Delta(
+        "toy.x", "vllm.toy:f", why="Why.", upstream="vllm#12345", remove_when="it is there",
+        variants=(Variant("a", Anchor("if $COUNT <$OP> self.$CAP: self.y($_, $$$ARGS)"), (edit,)),),
+    )  # fmt: skip
+    text = " ".join(
+        line.lstrip("# ") for line in as_ascend_patch_doc([Feature("toy", "A toy.", (delta,))]).splitlines()
+    )
+    assert (
+        "Here `<$OP>` stands for the comparison that upstream makes there; `$_` stands for anything; "
+        "`$COUNT`, `$CAP`, `$$$ARGS` stand for what upstream has in that place. Related PR"
+    ) in text
+    balance = as_ascend_patch_doc([find_feature("balance")])
+    assert "Here `$$$PARAMETERS` stands for upstream's own parameters.\n" in balance
+    assert "Here" not in as_ascend_patch_doc([Feature("toy", "A toy.", (replace(delta, variants=(
+        Variant("a", Anchor("one()"), (InsertBefore("self.x = 1"),)),)),))])  # fmt: skip
 
 
 def test_every_line_is_a_comment_that_fits_into_their_files() -> None:

@@ -149,6 +149,15 @@ def test_an_annotation_stands_on_the_declaring_line_else_on_the_file() -> None:
     assert lines[2].startswith("::error title=BP501 ")
 
 
+def test_an_annotation_is_put_where_github_looks_for_it(tmp_path, monkeypatch) -> None:
+    """The file is named from the root of the job, and not from the folder that `verify` was started in."""
+    (tmp_path / "ours" / "deltas").mkdir(parents=True)
+    (tmp_path / "ours" / "deltas" / "f.py").write_text("")
+    monkeypatch.chdir(tmp_path / "ours")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert as_github(Report([BAD])).startswith("::error file=ours/deltas/f.py,line=41,title=BP113 ")
+
+
 def test_an_annotation_is_one_line_and_escaped() -> None:
     (line, _) = as_github(Report([BAD])).splitlines()
     _, properties, message = line.split("::", 2)

@@ -150,6 +150,8 @@ def test_a_file_may_be_named_by_its_text_and_by_nothing_else(tmp_path: Path) -> 
     file = tmp_path / "toy.py"
     file.write_text(TOY.replace("ANCHOR", "'room = $_'").replace("EDIT", "'self.seen = 1'"))
     assert feature_of_file(str(file)).name == "toy"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # as an editor on Windows writes it
+    assert feature_of_file(file).name == "toy"
     said = refused(feature_of_file, 3)
     assert said.startswith("BP007 wrong usage: feature_of_file() takes the path of a file, not int")
 

@@ -110,6 +110,11 @@ class TestAnyWheel:
         assert opened.display(CORE) == CORE
         assert opened.commit() is None
 
+    def test_its_directory_tells_one_text_from_another(self, source):
+        index = source(wheel({CORE: TEXT, "vllm/same.py": TEXT, "vllm/other.py": TEXT[::-1]})).index()
+        assert index[CORE] == index["vllm/same.py"] != index["vllm/other.py"]
+        assert "vllm/missing.py" not in index
+
     def test_it_can_be_read_again_after_it_was_closed(self, source):
         opened = source(wheel({CORE: TEXT, "vllm/b.py": b"b"}))
         assert opened.read(CORE) == TEXT
@@ -177,6 +182,18 @@ def test_only_the_wanted_members_of_a_far_wheel_are_fetched(server):
     assert server.sent < len(server.files[NAME]) / 10
     # the directory once, the member once
     assert server.asked(NAME) == 2
+
+
+def test_the_directory_of_a_far_wheel_comes_without_its_members(server):
+    server.files[NAME] = wheel({CORE: TEXT}, filler=24)
+    source = far()
+    assert CORE in source.index()
+    assert CORE in source.index()
+    assert server.sent < len(server.files[NAME]) / 10
+    assert server.asked(NAME) == 1
+    del server.files[NAME]
+    with pytest.raises(PatchError, match=r"BP50[12]"):
+        far().index()
 
 
 def test_a_directory_larger_than_the_first_part_is_fetched_whole(server, monkeypatch):

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 Branch = Callable[[str], Repo]
 GATE = "balance.admission-gate"
+SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
 STOP = "if num_running >= self.max_num_running_reqs:"
 
 
@@ -108,6 +109,9 @@ def test_a_moved_loop(branch: Branch, look, tmp_path: Path) -> None:
     gate = the_one(report, GATE, bad, "moved")
     assert "stands directly in `with self.admission:`" in gate.explanation
     guard = the_one(report, "balance.empty-queue-guard", bad, "moved")
+    # One commit moved them, in one loop: that is one thing to look at.
+    assert [line for line in report.verdicts if "ACTION" in line] == [report.verdicts[0]]
+    assert f", and with it {guard.declared} (balance.empty-queue-guard moved)" in report.verdicts[0]
     for change in (gate, guard):
         assert change.proposal is not None
         assert "runs on every path" in change.proposal.note
@@ -185,6 +189,90 @@ def test_a_target_that_is_called_otherwise(branch: Branch, look, tmp_path: Path)
     assert bad[:10] in proposal.holds_on
     assert "v0.29.0" in proposal.fails_on  # it is called otherwise there
     verifies(replace(proposal, fails_on=()), repo, ("HEAD",), tmp_path)
+
+
+def away(repo: Repo, path: str, to: str, more: str = "", **others: str) -> str:
+    """Commit that a module stands elsewhere, with ``more`` at its end, among other commits; returns the hash."""
+    repo.edit(path, comment("before"), "Say something (#1)")
+    (repo.path / to).parent.mkdir(parents=True, exist_ok=True)
+    repo.git("mv", path, to)
+    for file, text in {to: (repo.path / to).read_text("utf-8") + more, **others}.items():
+        (repo.path / file).write_text(text, "utf-8")
+    bad = repo.commit("Change it <all> (#3)")
+    repo.edit("vllm/v1/request.py", comment("after"), "Say it again (#4)")
+    return bad
+
+
+def moved_along(report: Report, module: str) -> list[Proposal]:
+    """The proposals for all deltas of a module, which name one other module."""
+    gone = [change for change in report.transitions if change.kind == "target-gone" and change.delta is not None]
+    assert all(change.action and change.proposal is not None for change in gone), [c.why_no_proposal for c in gone]
+    assert {re.split(r" → |:", change.proposal.pattern)[2] for change in gone} == {module}
+    return [change.proposal for change in gone]
+
+
+def verify_all(proposals: list[Proposal], repo: Repo, tmp_path: Path) -> None:
+    """Together, the proposals for several files verify."""
+    patches = dict.fromkeys(proposal.patch for proposal in proposals)
+    verifies(replace(proposals[0], patch="".join(patches), fails_on=()), repo, ("HEAD",), tmp_path)
+
+
+def test_a_module_that_is_elsewhere(branch: Branch, look, tmp_path: Path) -> None:
+    """Its file has the bytes of the old one."""
+    repo = branch("0.29.0")
+    bad = away(repo, CORE, "vllm/v1/engine/loops/busy.py")
+    report = look(repo, "v0.29.0")
+    change = the_one(report, "balance.gather", bad, "target-gone")
+    assert change.proposal.pattern.endswith(
+        ".core:DPEngineCoreProc._has_global_unfinished_reqs → "
+        "vllm.v1.engine.loops.busy:DPEngineCoreProc._has_global_unfinished_reqs"
+    )
+    assert bad[:10] in change.proposal.holds_on
+    verify_all(moved_along(report, "vllm.v1.engine.loops.busy"), repo, tmp_path)
+
+
+def test_a_module_that_is_elsewhere_and_is_not_as_it_was(branch: Branch, look, tmp_path: Path) -> None:
+    """No file has the bytes of the old one; of those that came, one has the function as it was."""
+    repo = branch("0.29.0")
+    decoy = {"vllm/other.py": "class DPEngineCoreProc:\n    def _has_global_unfinished_reqs(self):\n        return 1\n"}
+    away(repo, CORE, "vllm/v1/engine/busy.py", "\nMORE = 1\n", **decoy)
+    report = look(repo, "v0.29.0")
+    verify_all(moved_along(report, "vllm.v1.engine.busy"), repo, tmp_path)
+
+
+def test_a_module_that_several_files_name(branch: Branch, look) -> None:
+    """No file can be changed alone: the place is told, and the files are."""
+    repo = branch("0.29.0")
+    bad = away(repo, SCHEDULER, "vllm/v1/core/sched/plan.py")
+    change = the_one(look(repo, "v0.29.0"), GATE, bad, "target-gone")
+    assert change.proposal is None
+    assert change.why_no_proposal.startswith(
+        "the target is vllm.v1.core.sched.plan:Scheduler.schedule now, and deltas/"
+    )
+    named = [file.name for file in (ROOT / "deltas").glob("*.py") if SCHEDULE.rpartition(":")[0] in file.read_text()]
+    assert len(named) > 1
+    assert all(f"deltas/{name}" in change.why_no_proposal for name in named)
+
+
+def test_a_module_that_is_elsewhere_twice(branch: Branch, look) -> None:
+    repo = branch("0.29.0")
+    text = (repo.path / CORE).read_text("utf-8")
+    bad = away(repo, CORE, "vllm/v1/engine/busy.py", "# moved\n", **{"vllm/other.py": text})
+    change = the_one(look(repo, "v0.29.0"), "balance.gather", bad, "target-gone")
+    assert change.proposal is None
+    name = "DPEngineCoreProc._has_global_unfinished_reqs"
+    assert change.why_no_proposal == (
+        f"the target may be vllm.other:{name} or vllm.v1.engine.busy:{name} now; a person has to say which"
+    )
+
+
+def test_a_module_that_hands_on_what_is_elsewhere(branch: Branch, look, tmp_path: Path) -> None:
+    """The old place still has the names, and no definition of them."""
+    repo = branch("0.29.0")
+    old = "from vllm.v1.engine.busy import DPEngineCoreProc, EngineCore, EngineCoreProc  # noqa: F401\n"
+    away(repo, CORE, "vllm/v1/engine/busy.py", **{CORE: old})
+    report = look(repo, "v0.29.0")
+    verify_all(moved_along(report, "vllm.v1.engine.busy"), repo, tmp_path)
 
 
 def test_a_target_that_is_nowhere(branch: Branch, look) -> None:

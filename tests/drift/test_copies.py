@@ -105,13 +105,19 @@ def test_a_method_that_is_nowhere_is_said(compared: dict[str, Copy]) -> None:
 
 
 def test_every_copy_fits_the_release_that_it_was_made_for(compared: dict[str, Copy]) -> None:
-    made_for = {"0.24.0rc1": "0.24.0", "0.25.1rc1": "0.25.1", "0.26.0rc1": "0.26.0"}
+    made_for = {"0.23.0": "0.23.0", "0.24.0rc1": "0.24.0", "0.25.1rc1": "0.25.1", "0.26.0rc1": "0.26.0"}
     assert {version: at(compared[version], ref).calls for version, ref in made_for.items()} == dict.fromkeys(
         made_for, ()
     )
-    # The disabled path of the oldest calls what its own vLLM does not take: case 3.
-    (call,) = at(compared["0.23.0"], "0.23.0").calls
-    assert (call.line, call.call) == (111, "super().schedule(throttle_prefills)")
+
+
+def test_a_disabled_path_that_asks_for_its_own_release_only(compared: dict[str, Copy]) -> None:
+    """Case 3: the oldest copy forwards an argument to whatever is not 0.23.0, and what is older does not take it."""
+    misfits = {cell.ref: [(call.line, call.call) for call in cell.calls] for cell in compared["0.23.0"].cells}
+    call = (111, "super().schedule(throttle_prefills)")
+    older = RELEASES[: RELEASES.index("0.23.0")]
+    assert [ref for ref in RELEASES if call in misfits[ref]] == list(older)
+    assert all(misfits[ref] == [call] for ref in older)
 
 
 def test_the_readme_says_what_the_newest_copy_that_is_taken_over_costs(compared: dict[str, Copy]) -> None:
@@ -182,7 +188,21 @@ def choose(one, other): ...
 
 class Thing:
     pass
+
+from vllm.others import handed
+
+if Thing:
+    def both(a): ...
+else:
+    def both(a, b): ...
+
+def over(a): ...
+over = print(over)
 """
+OTHERS = {
+    "vllm/others.py": "def handed(a): ...\ndef behind(a, b): ...\ndef _hidden(): ...\n",
+    "vllm/stars.py": "from vllm.others import *\nfrom elsewhere import *\n",
+}
 CALLS = {
     "self.split(1, 2)": "",
     "self.split(1)": "missing a required argument: 'b'",
@@ -213,17 +233,27 @@ CALLS = {
     "Thing(1)": "",
     "missing(1)": "vllm.helpers has no `missing`",
     "elsewhere(1, 2)": "",
+    "self.kept(1)": "",
+    "self.written(1)": "",
+    "behind(1)": "missing a required argument: 'b'",
+    "handed()": "missing a required argument: 'a'",
+    "neither(1)": "",
+    "both(1, 2)": "",
+    "over(1, 2)": "",
 }
 COPY = """
 from elsewhere import elsewhere
-from vllm.helpers import Store, Thing, choose, missing
+from vllm.helpers import Store, Thing, both, choose, handed, missing, over
+from vllm.stars import behind, neither
 from vllm.up import Planner
 
 class TheirStore(Store):
     def brought(self, one): ...
 
 class Theirs(Planner):
-    def ours(self): ...
+    written = print
+    def ours(self):
+        self.kept = print
     def plan(self, now):
         {}
         return now
@@ -231,7 +261,7 @@ class Theirs(Planner):
 
 
 def beside(make: Make, body: str, **files: str) -> CopyCell:
-    lane = make({"vllm/__init__.py": "", "vllm/up.py": UPSTREAM, "vllm/helpers.py": HELPERS, **files})
+    lane = make({"vllm/__init__.py": "", "vllm/up.py": UPSTREAM, "vllm/helpers.py": HELPERS, **OTHERS, **files})
     text = module_text("theirs", "theirs.py", "theirs.py", COPY.format(body).encode())
     one = held_in("theirs.py", text, "Theirs.plan")
     return cell_of(one, target_of(one), "here", lane)
@@ -281,6 +311,50 @@ def test_one_argument_more_in_a_long_call_is_one_line_more() -> None:
 
     assert drift(lines(5), lines(6)) == (1, 0, 1)
     assert lines(6)[2:4] == ["        y = self.call(", "            argument_number_0=self.value_number_0,"]
+
+
+BASE = """
+from vllm.up import Planner
+
+class Between(Planner):
+    def split(self, a): ...
+    def plan(self, now, more): ...
+"""
+BELOW = """
+from {module} import Between
+
+class Theirs(Between):
+    def plan(self, now):
+        self.split(1)
+        super().plan(1, 2)
+        self.close(1, 2)
+        return self.gone()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "calls"), [("theirs.between", ["self.close(1, 2)", "self.gone()"]), ("elsewhere.between", [])]
+)
+def test_a_class_of_theirs_between_the_copy_and_upstreams(
+    text_lane: Make, tmp_path: Path, module: str, calls: list[str]
+) -> None:
+    """What it has is theirs; one that cannot be read may have anything."""
+    lane = text_lane({"vllm/__init__.py": "", "vllm/up.py": UPSTREAM, "vllm/helpers.py": HELPERS, **OTHERS})
+    package = tmp_path / "site" / "theirs"
+    package.mkdir(parents=True)
+    for name, text in {"__init__": "", "between": BASE, "copy": BELOW.format(module=module)}.items():
+        (package / f"{name}.py").write_text(text)
+    target = "vllm.up:Planner.plan"
+    for file in (f"{package}/copy.py", f"dir:{tmp_path}/site:theirs/copy.py"):
+        cell = cell_of(held(f"{file}:Theirs.plan={target}"), target, "here", lane)
+        assert [call.call for call in cell.calls] == calls
+
+
+def test_a_module_that_is_called_into_and_does_not_parse(text_lane: Make) -> None:
+    """It might be what does not fit: that is not green."""
+    cell = beside(text_lane, "choose(1)", **{"vllm/helpers.py": "def choose(:"})
+    assert cell.status == "unreadable"
+    assert cell.why.startswith("BP508")
 
 
 # -- which copy is meant ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,58 @@ def test_a_text_that_does_not_parse(branch: Branch, look) -> None:
 
     last = look(repo, "v0.29.0", bad)
     assert last.outcome is Outcome.UNKNOWN
+
+
+def test_two_in_a_row_that_do_not_parse(branch: Branch, look) -> None:
+    """Another reason is told as another change; the same one, some lines further down, is not."""
+    repo = branch("0.29.0")
+    first = repo.edit(SCHEDULER, lambda text: text + "\ndef (:\n", "Half a file (#9)")
+    repo.edit(SCHEDULER, lambda text: "\n" + text, "Still half a file")
+    other = repo.edit(SCHEDULER, lambda text: text.replace("\ndef (:\n", "\nx = 'no end\n"), "Another half")
+    repo.edit(SCHEDULER, lambda text: text.replace("\nx = 'no end\n", "\n"), "All of it")
+    report = look(repo, "v0.29.0")
+    found = changes(report, SCHEDULER)
+    assert [(change.before, change.after, change.first_bad.commit.hash) for change in found] == [
+        ("v0.29.0", first[:10], first), (found[1].before, other[:10], other)
+    ]  # fmt: skip
+    assert (found[0].was, found[1].was) == ("applied", "unreadable")
+    assert [re.sub(r".*: ", "", change.explanation) for change in found] == [
+        "invalid syntax", "unterminated string literal (detected at line " + found[1].explanation.rpartition(" ")[2]
+    ]  # fmt: skip
+    assert report.outcome is Outcome.UNKNOWN
+
+
+def test_nothing_between_the_ends(branch: Branch, capsys) -> None:
+    """It is not green by an oversight: it says that there was nothing to look at, and why."""
+    repo = branch("0.29.0")
+    words = ("--repo", str(repo.path), "--since", "v0.29.0", "--features", "defer_preemption")
+    found, out, _ = run(capsys, *words)
+    assert (found, out.split("\n")[1]) == (0, "the range is empty: no commit lies between its ends")
+    (repo.path / "docs.md").write_text("more")
+    repo.commit("Say it in the documentation")
+    found, out, _ = run(capsys, *words)
+    assert found == 0
+    assert out.split("\n")[1] == "nothing can have changed: 1 commit, none of which touches what is read"
+
+
+def test_an_index_that_cannot_be_written(branch: Branch, tmp_path: Path, capsys) -> None:
+    """One warning, and the report is what it is."""
+    repo = branch("0.29.0")
+    (tmp_path / "index").write_text("no folder")
+    words = ["--repo", str(repo.path), "--since", "v0.29.0", "--features", "defer_preemption", "--processes", "1"]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--index", str(tmp_path / "index")])
+    said = capsys.readouterr()
+    assert stop.value.code in {0, None}
+    assert said.err.count("\n") == 1
+    assert said.err.startswith(f"warning: nothing is kept for the next run, because that cannot be written: {tmp_path}")
+
+
+def test_a_switch_takes_no_value(capsys) -> None:
+    found, out, _ = run(capsys, "--help")
+    assert found == 0
+    assert "<bool>" not in out
+    assert "unpacked wheel" in " ".join(out.replace("│", " ").split())
 
 
 def test_a_callee_that_does_not_parse(branch: Branch, look) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,8 +70,25 @@ def test_a_line_that_was_damaged_is_left_out_and_no_other(tmp_path: Path, damage
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     index = Index(tmp_path / "file")
+    assert index.trouble == ""
     index.keep("it", TEXTS, 1)
     assert index.find("it", TEXTS.get) == 1
+    assert index.trouble.startswith(f"{tmp_path}/file: ")
+
+
+def test_a_disk_that_is_full_ends_the_keeping_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    index, opened = Index(tmp_path), []
+    monkeypatch.setattr(index, "_open", lambda path: opened.append(path) or Full())
+    for name in ("it", "next"):
+        index.keep(name, TEXTS, 1)
+        assert index.find(name, TEXTS.get) == 1
+    index.close()
+    assert index.trouble == f"{tmp_path}: No space left on device"
+    assert len(opened) == 1
 
 
 def test_every_module_that_an_answer_depends_on_is_named() -> None:

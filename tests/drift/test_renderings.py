@@ -183,6 +183,19 @@ def test_each_finding_is_one_line_on_the_line_that_declares_it() -> None:
     assert [line.partition(" ")[0] for line in as_github(GREEN).splitlines()] == ["::notice"]
 
 
+def test_an_annotation_is_put_where_github_looks_for_it(tmp_path, monkeypatch) -> None:
+    """The declaring file and the copy are named from the root of the job, wherever the report was made."""
+    for name in ("ours/deltas/gate.py", "ours/somebody/patch.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path / "ours")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    (copy,) = COPIES
+    said = as_github(replace(EXAMPLE, copies=(replace(copy, cells=(replace(copy.cells[2], ref="main"),)),)))
+    assert said.startswith("::error file=ours/deltas/gate.py,line=12,title=BP901 ")
+    assert "::error file=ours/somebody/patch.py,line=140,title=BP908 " in said
+
+
 def test_hostile_text_starts_no_command_of_its_own() -> None:
     text = as_github(hostile())
     assert len(text.splitlines()) == len(

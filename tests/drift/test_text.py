@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tests.drift.examples import EXAMPLE, GREEN
+from dataclasses import replace
+
+from tests.drift.examples import EXAMPLE, GREEN, RENAME
 from tools.drift.formats import FORMATS
+from tools.drift.model import Counts
 from tools.drift.text import as_text
 
 
@@ -32,6 +35,23 @@ def test_the_matrix_has_a_letter_for_each_column() -> None:
     text = as_text(EXAMPLE)
     assert "gate         +XXX?X" in text
     assert "retry        +++=?=" in text
+
+
+def test_a_long_subject_is_cut() -> None:
+    subject = "So " + "very " * 200 + "long"
+    commit = replace(RENAME, subject=subject)
+    refs = tuple(replace(ref, commit=commit) if ref.commit is RENAME else ref for ref in EXAMPLE.refs)
+    first = replace(EXAMPLE.transitions[0], first_bad=replace(EXAMPLE.transitions[0].first_bad, commit=commit))
+    callee = replace(EXAMPLE.callees[0], first_bad=first.first_bad)
+    text = as_text(replace(EXAMPLE, refs=refs, transitions=(first,), callees=(callee,)))
+    assert text.count(f"{subject[:61]}…") == 3  # a column, the change and the callee
+    assert subject[:63] not in text
+
+
+def test_one_is_no_plural() -> None:
+    text = as_text(replace(EXAMPLE, counts=Counts(commits=1, relevant=1, blobs=1, judged=1)))
+    assert "1 commit, 1 of them touches a file that is read\n1 look at 1 text, 0 more remembered" in text
+    assert "400 commits, 5 of them touch a file that is read\n10 looks at 9 texts, 2 more" in as_text(EXAMPLE)
 
 
 def test_green_is_short() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from balance_patcher.annotating import command
 from balance_patcher.errors import CATALOGUE, Outcome
-from balance_patcher.renderings import workflow_escape
 
 from .changed import Absorbed, CalleeChange, Transition
 from .copied import Copy
@@ -29,7 +29,7 @@ def _commands(report: Report) -> Iterator[str]:
         yield _change("error", change)
     for failure in report.failures:
         place = f"{failure.file or ''}:{failure.line or ''}"
-        yield _command("error", place, f"{failure.code} {failure.title}", str(failure))
+        yield command("error", place, f"{failure.code} {failure.title}", str(failure))
     for change in report.transitions:
         if change.kind == Kind.UNREADABLE.label:
             yield _change("error", change)
@@ -40,8 +40,8 @@ def _commands(report: Report) -> Iterator[str]:
             yield _callee(callee, report)
     yield from map(_absorbed, report.absorbed)
     level = "notice" if report.outcome is Outcome.HOLDS else "error"
-    verdict = "\n".join(report.verdicts) or "nothing was looked at"
-    yield _command(level, "", "drift report", verdict)
+    verdict = "\n".join((*report.verdicts, *filter(None, [report.empty]))) or "nothing was looked at"
+    yield command(level, "", "drift report", verdict)
 
 
 def _change(level: str, change: Transition) -> str:
@@ -57,13 +57,13 @@ def _change(level: str, change: Transition) -> str:
     lines.append(f"next: {change.next}")
     if change.proposal is not None:
         lines.append(f"proof: {change.proposal.command}")
-    return _command(level, change.declared, _title(change.id, change.subject), "\n".join(lines))
+    return command(level, change.declared, _title(change.id, change.subject), "\n".join(lines))
 
 
 def _callee(change: CalleeChange, report: Report) -> str:
     deltas = [delta for feature in report.features for delta in feature.deltas if delta.target == change.target]
     text = f"{change.explanation}: {change.was} → {change.now}, since {change.after}\nnext: {change.next}"
-    return _command(
+    return command(
         "warning", deltas[0].declared if deltas else "", _title(change.id, change.callee.partition(":")[2]), text
     )
 
@@ -73,7 +73,7 @@ def _absorbed(found: Absorbed) -> str:
     lines = ", ".join(f"{start}-{end}" for start, end in found.lines)
     every = "all refs here have it; " if found.deletable else ""
     when = f"{every}when {found.remove_when}, delete these lines"
-    return _command(
+    return command(
         "notice", f"{found.file}:{first}", _title(Kind.ABSORBED.id, found.delta),
         f"absorbed since {found.since}\nnext: {when}: {found.file} {lines}",
     )  # fmt: skip
@@ -86,19 +86,13 @@ def _copy(copy: Copy, report: Report) -> Iterator[str]:
             continue
         for call in cell.calls:
             text = f"{call.call}\n{call.why}, at {cell.ref}\nnow: {call.signature or 'not there'}"
-            yield _command("error", f"{copy.file}:{call.line}", _title(Kind.CALLEE_CHANGED.id, copy.qualname), text)
+            yield command("error", f"{copy.file}:{call.line}", _title(Kind.CALLEE_CHANGED.id, copy.qualname), text)
         if cell.status in {"gone", "unreadable"}:
             kind = Kind.TARGET_GONE if cell.status == "gone" else Kind.UNREADABLE
-            yield _command(
+            yield command(
                 "error", f"{copy.file}:{copy.line}", _title(kind.id, copy.qualname), f"{cell.ref}: {cell.why}"
             )
 
 
 def _title(number: str, subject: str) -> str:
     return f"{number} {CATALOGUE[number][0]} ({subject})"
-
-
-def _command(level: str, place: str, title: str, text: str) -> str:
-    file, _, line = place.rpartition(":")
-    where = "".join(f"{key}={workflow_escape(value)}," for key, value in (("file", file), ("line", line)) if value)
-    return f"::{level} {where}title={workflow_escape(title)}::{workflow_escape(text, data=True)}"

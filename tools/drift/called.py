@@ -9,34 +9,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from balance_patcher.bound import definitions
-from balance_patcher.importing import imported
 from balance_patcher.names import ClassChain
-from balance_patcher.source import Lane, ModuleText
+from balance_patcher.source import ModuleText
 from balance_patcher.targets import Function, FunctionNode, Target, own_nodes
+
+from .guarded import running
+from .lineage import PLAIN, Lineage, Where, names_in
+from .lookup import Defined, bases, chain, is_nowhere, lookup, upstream_module
 
 #: A callee, with how many arguments are there before the written ones: ``self``, or the class.
 Found = tuple[Target, int]
-
-
-@dataclass(frozen=True)
-class Where:
-    """A function of a copy, and what it stands for upstream.
-
-    Attributes:
-        text: The module that holds the copy.
-        node: The copy.
-        owner: Its class.
-        upstream: The function that was copied, at the place in question.
-        lane: That place.
-    """
-
-    text: ModuleText
-    node: FunctionNode
-    owner: ast.ClassDef | None
-    upstream: Target
-    lane: Lane
 
 
 @dataclass(frozen=True)
@@ -48,150 +33,127 @@ class Gone:
 
 
 class Callees:
-    """What the calls of one copy mean, at one place."""
+    """What the calls of one copy mean, at one place.
 
-    def __init__(self, where: Where) -> None:
+    Args:
+        where: The copy and the place.
+        version: Of the vLLM that is supposed to stand there.
+
+    Attributes:
+        running: The nodes of the copy's module that run there, by their ids.
+    """
+
+    def __init__(self, where: Where, version: str) -> None:
         self._where, self._lane = where, where.lane
-        self._own = _names(where.text)
-        self._names: dict[str, dict[str, str]] = {}
+        self.running = running(where.text.tree, version)
+        self._names = names_in(where.text, self.running)
+        self._lineage = Lineage(where, version)
+        owner = where.upstream.owner
+        name = where.upstream.qualname.rpartition(".")[0]
+        self._upstream = Defined(where.upstream.text, name, owner) if owner is not None else None
 
     def of(self, call: ast.Call) -> Found | Gone | None:
-        """The callee of a call; ``None`` where the text does not say what it is."""
-        where, function = self._where, call.func
+        """The callee of a call; ``None`` where the text does not say what it is.
+
+        Raises:
+            PatchError: BP5xx, if a module that is called into cannot be read.
+        """
+        function = call.func
         if isinstance(function, ast.Name):
-            return self._named(self._own.get(function.id, ""))
+            return self._named(self._names.get(function.id, ""))
         if not isinstance(function, ast.Attribute):
             return None
         holder, name = function.value, function.attr
-        if isinstance(holder, ast.Name) and holder.id == _first(where.node) and where.upstream.owner is not None:
-            if where.owner is not None and any(getattr(n, "name", "") == name for n in definitions(where.owner)):
-                return None  # the copy's class brings it
-            return self._method(where.upstream.text, where.upstream.owner, name)
-        if is_super(holder) and where.upstream.owner is not None:
-            return self._method(where.upstream.text, where.upstream.owner, name)
+        first = _first(self._where.node)
+        if (isinstance(holder, ast.Name) and holder.id == first) or is_super(holder):
+            return self._of_its_class(name, above=not isinstance(holder, ast.Name))
         if isinstance(holder, ast.Attribute) and isinstance(holder.value, ast.Name):
-            if holder.value.id != _first(where.node) or where.upstream.owner is None:
+            if holder.value.id != first or self._upstream is None:
                 return None
-            made = self._attribute_class(where.upstream.text, where.upstream.owner, holder.attr)
-            found = self._method(*made, name) if made else None
+            made = self._attribute_class(self._upstream, holder.attr)
+            found = self._method(made, name) if made else None
             # The object is of a class of theirs where the copy's module has one that brings the method.
-            return None if isinstance(found, Gone) and name in _brought(where.text) else found
+            return None if isinstance(found, Gone) and name in _brought(self._where.text) else found
         if isinstance(holder, ast.Name):
-            made = self._class(self._own.get(holder.id, ""))
-            return self._method(*made, name, of_class=True) if made else None
+            origin = self._origin(self._names.get(holder.id, ""))
+            return self._method(origin, name, of_class=True) if _is_class(origin) else None
         return None
+
+    def _of_its_class(self, name: str, *, above: bool) -> Found | Gone | None:
+        """A method of ``self``, or of ``super()``, which is ``above`` the copy's class."""
+        own = self._lineage.bases_bring if above else self._lineage.brings
+        if self._upstream is None or self._lineage.led or name in own:
+            return None
+        found = self._method(self._upstream, name)
+        return None if isinstance(found, Gone) and self._lineage.mixed else found
 
     def _named(self, origin: str) -> Found | Gone | None:
         """An imported function, or the constructor of an imported class."""
         module, _, name = origin.partition(":")
-        text = self._module(module) if name else None
-        if text is None:
-            return None
-        found = [node for node in definitions(text.tree) if getattr(node, "name", "") == name]
-        if len(found) == 1 and isinstance(found[0], ast.ClassDef):
-            made = self._method(text, found[0], "__init__")
-            return made if isinstance(made, tuple) and made[0].owner is found[0] else None
-        if len(found) == 1 and isinstance(found[0], Function):
-            return Target(text, name, found[0], None), 0
-        if found or name in _names(text) or _assigned(text, name):
+        found = self._origin(origin)
+        if isinstance(found, Defined):
+            if isinstance(found.node, Function):
+                return Target(found.text, name, found.node, None), 0
+            made = self._method(found, "__init__")
+            return made if isinstance(made, tuple) and made[0].owner is found.node else None
+        text = upstream_module(self._lane, module, sure=True) if name and found is None else None
+        if text is None or not is_nowhere(text, name) or upstream_module(self._lane, f"{module}.{name}"):
             return None
         return Gone(origin, f"{module} has no `{name}`")
 
-    def _method(
-        self, text: ModuleText, owner: ast.ClassDef, name: str, *, of_class: bool = False
-    ) -> Found | Gone | None:
+    def _origin(self, origin: str) -> Defined | ModuleText | None:
+        module, _, name = origin.partition(":")
+        text = upstream_module(self._lane, module, sure=True) if name else None
+        return lookup(self._lane, text, name, sure=True) if text is not None else None
+
+    def _method(self, owner: Defined, name: str, *, of_class: bool = False) -> Found | Gone | None:
         """A method of a class or of a base."""
-        for home, node in self._chain(text, owner):
-            methods = [n for n in definitions(node) if isinstance(n, Function) and n.name == name]
+        for one in chain(self._lane, owner, sure=True):
+            methods = [n for n in definitions(one.node) if isinstance(n, Function) and n.name == name]
             if len(methods) > 1:
                 return None  # which of them runs, the text does not say
-            if methods:
+            if methods and isinstance(one.node, ast.ClassDef):
                 bound = _bound(methods[0], of_class=of_class)
-                return (Target(home, f"{node.name}.{name}", methods[0], node), bound) if bound is not None else None
-        if ClassChain(self._lane, text, owner).has(name) or not self._closed(text, owner):
+                target = Target(one.text, f"{one.qualname}.{name}", methods[0], one.node)
+                return (target, bound) if bound is not None else None
+        node = owner.node if isinstance(owner.node, ast.ClassDef) else None
+        if ClassChain(self._lane, owner.text, node).has(name) or not self._closed(owner):
             return None
-        return Gone(f"{text.module}:{owner.name}.{name}", f"{owner.name} has no `{name}`")
+        return Gone(f"{owner.name}.{name}", f"{owner.qualname} has no `{name}`")
 
-    def _chain(self, text: ModuleText, owner: ast.ClassDef) -> Iterator[tuple[ModuleText, ast.ClassDef]]:
-        yield text, owner
-        for base in owner.bases:
-            found = self._base(text, base)
-            if found is not None:
-                yield from self._chain(*found)
-
-    def _base(self, text: ModuleText, base: ast.expr) -> tuple[ModuleText, ast.ClassDef] | None:
-        base = base.value if isinstance(base, ast.Subscript) else base
-        if not isinstance(base, ast.Name):
-            return None
-        return self._class(self._names_of(text).get(base.id, ""))
-
-    def _closed(self, text: ModuleText, owner: ast.ClassDef) -> bool:
+    def _closed(self, owner: Defined) -> bool:
         """Whether all bases were read, so that what is not there is nowhere, and nothing makes attributes up."""
-        for home, node in self._chain(text, owner):
-            if any(getattr(n, "name", "") in {"__getattr__", "__getattribute__"} for n in definitions(node)):
+        for one in chain(self._lane, owner, sure=True):
+            if any(getattr(n, "name", "") in {"__getattr__", "__getattribute__"} for n in definitions(one.node)):
                 return False
-            plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-            unknown = [base for base in plain if self._base(home, base) is None]
-            if any(getattr(base, "id", "") not in {"ABC", "object", "Protocol", "Generic"} for base in unknown):
+            if any(base is None and name not in PLAIN for name, base in bases(self._lane, one, sure=True)):
                 return False
         return True
 
-    def _class(self, origin: str) -> tuple[ModuleText, ast.ClassDef] | None:
-        module, _, name = origin.partition(":")
-        text = self._module(module) if name else None
-        found = [n for n in definitions(text.tree) if getattr(n, "name", "") == name] if text is not None else []
-        if text is None or len(found) != 1 or not isinstance(found[0], ast.ClassDef):
-            return None
-        return text, found[0]
-
-    def _attribute_class(
-        self, text: ModuleText, owner: ast.ClassDef, attribute: str
-    ) -> tuple[ModuleText, ast.ClassDef] | None:
+    def _attribute_class(self, owner: Defined, attribute: str) -> Defined | None:
         """The class of ``self.attribute``, if what ``__init__`` puts there says one class, and only one."""
-        for home, node in self._chain(text, owner):
-            constructors = [n for n in definitions(node) if isinstance(n, Function) and n.name == "__init__"]
-            said = [
+        for one in chain(self._lane, owner, sure=True):
+            constructors = [n for n in definitions(one.node) if isinstance(n, Function) and n.name == "__init__"]
+            said = {
                 name
                 for function in constructors
                 for statement in own_nodes(function)
                 for name in _classes_said(statement, function, attribute)
-            ]
+            }
             if said:
-                names = self._names_of(home)
-                return self._class(names.get(said[0], "")) if len(set(said)) == 1 else None
+                found = lookup(self._lane, one.text, min(said), sure=True) if len(said) == 1 else None
+                return found if _is_class(found) else None
         return None
 
-    def _module(self, name: str) -> ModuleText | None:
-        return self._lane.module(name) if name.partition(".")[0] == "vllm" else None
 
-    def _names_of(self, text: ModuleText) -> dict[str, str]:
-        if text.module not in self._names:
-            self._names[text.module] = _names(text)
-        return self._names[text.module]
-
-
-def _names(text: ModuleText) -> dict[str, str]:
-    """What each name of a module means, ``module:name``; a name that means two things is left out."""
-    package = text.module.rpartition(".")[0] if not text.path.endswith("__init__.py") else text.module
-    found: dict[str, set[str]] = {}
-    for node in ast.walk(text.tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for name, origin in imported(node, package):
-                found.setdefault(name, set()).add(origin)
-    for node in definitions(text.tree):
-        name = getattr(node, "name", "")
-        found.setdefault(name, set()).add(f"{text.module}:{name}")
-    return {name: min(origins) for name, origins in found.items() if len(origins) == 1}
+def _is_class(found: object) -> TypeGuard[Defined]:
+    return isinstance(found, Defined) and isinstance(found.node, ast.ClassDef)
 
 
 def _brought(text: ModuleText) -> set[str]:
     """The methods of a module's classes, by their names."""
     classes = [node for node in ast.walk(text.tree) if isinstance(node, ast.ClassDef)]
     return {one.name for owner in classes for one in definitions(owner) if isinstance(one, Function)}
-
-
-def _assigned(text: ModuleText, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(text.tree))
 
 
 def _classes_said(statement: ast.AST, function: FunctionNode, attribute: str) -> Iterator[str]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperCommand
 
 from balance_patcher.errors import Outcome, PatchError, refuse
 from balance_patcher.render import prefer_astor
@@ -46,7 +47,17 @@ class Columns(str, Enum):
     tags = "tags"
 
 
-@app.command(epilog=_EPILOG)
+class _Command(TyperCommand):
+    """A command whose ``--help`` takes no value, and does not say that it does."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+@app.command(epilog=_EPILOG, cls=_Command)
 def report(
     repo: Annotated[
         Path | None, typer.Option(metavar="PATH", help="A git checkout, worktree or mirror of vLLM; with --since.")
@@ -77,7 +88,8 @@ def report(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="A checkout of vllm-ascend: its pins can be named, and its own copies are held beside each ref.",
+            help="A checkout of vllm-ascend, or its unpacked wheel: its own copies are held beside each ref, and the "
+            "pins of a checkout can be named.",
         ),
     ] = None,
     copy: Annotated[
@@ -96,14 +108,15 @@ def report(
         Columns, typer.Option(help="Every commit that matters, or only tags; the first bad commit is found either way.")
     ] = Columns.relevant,
     all_commits: Annotated[  # noqa: FBT002
-        bool, typer.Option("--all-commits", help="Commits of merged branches too, and not only first parents.")
+        bool,
+        typer.Option("--all-commits", metavar="", help="Commits of merged branches too, and not only first parents."),
     ] = False,
     processes: Annotated[int, typer.Option(min=0, max=64, help="How many look at once; 0: one for each core.")] = 0,
     kept: Annotated[
         Path, typer.Option("--index", metavar="DIR", help="Where is kept what was seen, for the next run.")
     ] = FOLDER,
     no_index: Annotated[  # noqa: FBT002
-        bool, typer.Option("--no-index", help="Look at everything anew, and remember nothing.")
+        bool, typer.Option("--no-index", metavar="", help="Look at everything anew, and remember nothing.")
     ] = False,
 ) -> None:
     """Tell, commit by commit, which deltas still apply, what broke them, and what to do."""
@@ -132,6 +145,10 @@ def report(
                 run = run_releases(releases or "", chosen, index, options, tell)
         finally:
             index.close()
+    if index.trouble:
+        sys.stderr.write(
+            f"warning: nothing is kept for the next run, because that cannot be written: {index.trouble}\n"
+        )
     found = with_copies(run.report, copies, run.columns, declared)
     if vllm_ascend is not None and not copies:
         found = replace(found, notes=(*found.notes, f"{vllm_ascend} holds none of the copies that are declared"))

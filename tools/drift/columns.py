@@ -21,6 +21,7 @@ from .objects import blob_id, objects_of
 
 #: Stands for the id of what could not be read; it is no id.
 UNTOLD = "?"
+PACKAGE = "vllm"
 _KEPT = 48  # parsed modules; a large one has some ten megabytes of nodes
 
 
@@ -47,6 +48,13 @@ class Place(Protocol):
             PatchError: BP5xx.
         """
 
+    def files(self) -> Mapping[str, str]:
+        """Every file of the package, with something that is another one where its bytes are.
+
+        Raises:
+            PatchError: BP5xx.
+        """
+
 
 @dataclass(frozen=True)
 class GitPlace:
@@ -61,6 +69,9 @@ class GitPlace:
 
     def read(self, blob: str, path: str) -> bytes:
         return objects_of(self.repo).text(blob, path)
+
+    def files(self) -> Mapping[str, str]:
+        return objects_of(self.repo).files(self.commit, PACKAGE)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,11 @@ class ReleasePlace:
         data = source_of(self.spec).read(path)
         return b"" if data is None else data
 
+    def files(self) -> Mapping[str, str]:
+        """What a wheel's directory has; of a source that has none, nothing."""
+        index: Mapping[str, str] = getattr(source_of(self.spec), "index", dict)()
+        return {path: told for path, told in index.items() if path.startswith(f"{PACKAGE}/")}
+
 
 @lru_cache(maxsize=64)
 def source_of(spec: str) -> Source:
@@ -93,7 +109,7 @@ class Column:
     place: Place
 
     def lane(self) -> NotingLane:
-        return NotingLane(self.place)
+        return NotingLane(self.place, self.ref.version)
 
 
 class NotingLane(Lane):
@@ -104,8 +120,9 @@ class NotingLane(Lane):
         unreadable: Why a module that is there could not be read, by its name.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, version: str | None = None) -> None:
         self.place = place
+        self._told = version
         self.reads: dict[str, str | None] = {}
         self.unreadable: dict[str, str] = {}
         super().__init__(place.name, _Noting(self))
@@ -116,6 +133,11 @@ class NotingLane(Lane):
             self.reads[path] = UNTOLD
             self.reads[path] = self.place.blob(path)
         return self.reads[path]
+
+    @property
+    def version(self) -> str | None:
+        """vLLM's version, as the column has it; a tag of a history says what no file there does."""
+        return self._told or super().version
 
     def text(self, blob: str, path: str) -> bytes:
         try:

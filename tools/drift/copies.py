@@ -20,13 +20,14 @@ from balance_patcher.delta import TARGET
 from balance_patcher.errors import Failure, PatchError, refuse
 from balance_patcher.feature import Feature
 from balance_patcher.importing import imported
-from balance_patcher.source import DirSource, Lane, ModuleText, module_text, open_source
+from balance_patcher.source import DirSource, Lane, ModuleText, Source, module_text, open_source
 from balance_patcher.targets import FunctionNode, find_target
 
-from .called import Where
 from .columns import Column, NotingLane, same_reads
 from .copied import Copy, CopyCell
-from .fitting import bad_calls
+from .fitting import Misfits, misfits
+from .guarded import cases
+from .lineage import Where
 from .model import Report
 from .plain import drift, plain_lines, unified
 
@@ -45,6 +46,7 @@ class Held:
         node: Its definition.
         owner: Its class.
         named: The target that was given with it; empty where it is to be found.
+        own: Where the modules of its package are read, if it has one.
     """
 
     file: str
@@ -53,6 +55,7 @@ class Held:
     node: FunctionNode
     owner: ast.ClassDef | None
     named: str = ""
+    own: Lane | None = None
 
     @cached_property
     def lines(self) -> list[str]:
@@ -71,7 +74,8 @@ def held(spec: str) -> Held:
         raise refuse("BP930", f"`{spec}` names no copy", next=_NEXT)
     if target and not TARGET.fullmatch(target):
         raise refuse("BP930", f"`{target}` is no target", next=_NEXT)
-    return held_in(file, _read(file, spec), qualname, target)
+    text, own = _read(file, spec)
+    return held_in(file, text, qualname, target, own)
 
 
 def _split(spec: str) -> tuple[str, str]:
@@ -80,22 +84,25 @@ def _split(spec: str) -> tuple[str, str]:
     return (spec[: found.start()], spec[found.end() :]) if found else (spec, "")
 
 
-def _read(file: str, spec: str) -> ModuleText:
+def _read(file: str, spec: str) -> tuple[ModuleText, Lane]:
+    """The module, and the package around it."""
     form, _, rest = file.partition(":")
+    opened: Source
     if form in _FORMS and ":" in rest:
-        source, _, path = file.rpartition(":")
-        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        data = open_source(source).read(path)
+        name, _, path = file.rpartition(":")
+        opened, inner = open_source(name), path
     else:
         place = Path(file).expanduser().absolute()
-        path, module = str(place), place.stem
-        data = DirSource(f"dir:{place.parent}", place.parent).read(place.name)
+        root = next((folder for folder in place.parents if not (folder / "__init__.py").is_file()), place.parent)
+        opened, inner, path = DirSource(f"dir:{root}", root), place.relative_to(root).as_posix(), str(place)
+    data = opened.read(inner)
     if data is None:
         raise refuse("BP930", f"{file} is not there", ("copy", spec), next=_NEXT)
-    return module_text(module, path, file, data)
+    module = inner.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return module_text(module, path, file, data), Lane("own", opened)
 
 
-def held_in(file: str, text: ModuleText, qualname: str, named: str = "") -> Held:
+def held_in(file: str, text: ModuleText, qualname: str, named: str = "", own: Lane | None = None) -> Held:
     """A copy in a module's text.
 
     Raises:
@@ -108,7 +115,7 @@ def held_in(file: str, text: ModuleText, qualname: str, named: str = "") -> Held
             "BP930", f"{qualname} is not in {file}", ("why", found.what), *found.fields[1:],
             next=_NEXT, file=file, line=found.line,
         )  # fmt: skip
-    return Held(file, text, qualname, found.node, found.owner, named)
+    return Held(file, text, qualname, found.node, found.owner, named, own)
 
 
 class _One(Lane):
@@ -179,10 +186,10 @@ def copies_in(host: Path, features: Iterable[Feature]) -> tuple[Held, ...]:
         file = host / f"{stand_in.module.replace('.', '/')}.py"
         if not file.is_file():
             continue
-        text = _read(str(file), str(file))
+        text, own = _read(str(file), str(file))
         for qualname, target in stand_in.copies.items():
             if not isinstance(find_target(_One(text), f"{text.module}:{qualname}"), Failure):
-                found.append(held_in(str(file), text, qualname, target))
+                found.append(held_in(str(file), text, qualname, target, own))
     return tuple(found)
 
 
@@ -222,14 +229,25 @@ def with_copies(report: Report, ones: Sequence[Held], columns: Sequence[Column],
 
 def _cells(one: Held, target: str, places: Sequence[tuple[str, Lane]]) -> Iterator[CopyCell]:
     """A cell for each place; where all that was read for one before is the same text, it is that one again."""
-    seen: list[tuple[dict[str, str | None], CopyCell]] = []
+    seen: list[tuple[tuple[str, ...], dict[str, str | None], CopyCell]] = []
     for name, lane in places:
         place = lane.place if isinstance(lane, NotingLane) else None
-        known = next((cell for reads, cell in reversed(seen) if place is not None and same_reads(place, reads)), None)
+        asked = cases(one.text.tree, _version(lane)) if place is not None else ()
+        known = next(
+            (cell for case, reads, cell in reversed(seen)
+             if place is not None and case == asked and same_reads(place, reads)), None,
+        )  # fmt: skip
         cell = replace(known, ref=name) if known is not None else cell_of(one, target, name, lane)
         if known is None and isinstance(lane, NotingLane) and cell.status != "unreadable":
-            seen.append((dict(lane.reads), cell))
+            seen.append((asked, dict(lane.reads), cell))
         yield cell
+
+
+def _version(lane: Lane) -> str | None:
+    try:
+        return lane.version
+    except PatchError:
+        return None
 
 
 def cell_of(one: Held, target: str, ref: str, lane: Lane) -> CopyCell:
@@ -239,11 +257,20 @@ def cell_of(one: Held, target: str, ref: str, lane: Lane) -> CopyCell:
         if isinstance(found, Failure):
             return CopyCell(ref, "gone", why=found.headline)
         added, removed, hunks = drift(plain_lines(found.node), one.lines)
-        calls = bad_calls(Where(one.text, one.node, one.owner, found, lane))
+        bad = misfits(Where(one.text, one.node, one.owner, found, lane, one.own), _version(lane))
     except PatchError as error:
         return CopyCell(ref, "unreadable", why=error.failures[0].headline)
-    status = "misfit" if calls else "drifted" if hunks else "equal"
-    return CopyCell(ref, status, added, removed, hunks, calls)
+    status = "misfit" if bad.calls else "drifted" if hunks else "equal"
+    return CopyCell(ref, status, added, removed, hunks, bad.calls, _unjudged(bad))
+
+
+def _unjudged(bad: Misfits) -> str:
+    """Which calls are made on some versions only, and would not fit; empty where there are none."""
+    if not bad.guarded:
+        return ""
+    lines = sorted({call.line for call in bad.guarded})
+    where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+    return f"not judged: {where}, where the copy asks for vLLM's version, which is not known here"
 
 
 def _diff(one: Held, target: str, name: str, lane: Lane) -> str:

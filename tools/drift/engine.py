@@ -15,7 +15,7 @@ from .callees import Calls
 from .changed import Absorbed, FirstBad, Transition
 from .columns import Column, GitPlace, Place
 from .drifted import callee_changes
-from .explain import Side, delta_state, explain, fact_state
+from .explain import Side, delta_state, explain, fact_state, of_dark, reasons
 from .index import Index
 from .looks import CallsLook, Look
 from .matrix import Cell, Commit, DeltaInfo, FeatureInfo
@@ -120,6 +120,10 @@ class Engine:
     def _changes(self, one: Chosen, at: int) -> Iterator[Transition]:
         name = one.feature.name
         new = self._looks[name, at]
+        dark = self._looks.get((name, self.before(at)[0]))
+        if new.status == "unreadable" and dark is not None and dark.status == "unreadable":
+            yield from self._darker(one, at)
+            return
         before = self.last_seen(at, lambda i: self._looks[name, i].status != "unreadable")
         if before is None or _same(self._looks[name, before], new):
             return
@@ -129,6 +133,17 @@ class Engine:
         for change in explain(one.feature, sides[0], sides[1]):
             state = _state_of(change, one.feature)
             yield replace(change, first_bad=self.search(one.subject(), before, at, state) if state else self._here(at))
+
+    def _darker(self, one: Chosen, at: int) -> Iterator[Transition]:
+        """Another reason why a column cannot be read that stands behind one that could not be read either."""
+        before = self.before(at)[0]
+        sides = [
+            Side(self.columns[i].ref.name, self._looks[one.feature.name, i], self.columns[i].lane) for i in (before, at)
+        ]
+        if reasons(sides[0].look) != reasons(sides[1].look):
+            found = self._here(at)
+            first_bad = replace(found, parent_status="unreadable") if found is not None else None
+            yield replace(of_dark(one.feature, sides[0], sides[1]), first_bad=first_bad)
 
     def last_seen(self, at: int, seen: Callable[[int], bool]) -> int | None:
         """The last column before one that could be read; the one before, if none could."""

@@ -6,6 +6,7 @@ an anchor that went where another variant of its delta fits is where upstream mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -66,7 +67,7 @@ def explain(feature: Feature, old: Side, new: Side) -> Iterator[Transition]:
     """Everything that changed for a feature; what needs somebody is marked by who knows the columns after it."""
     if new.look.status == "unreadable":
         if old.look.status != "unreadable":
-            yield _dark(feature, old, new)
+            yield of_dark(feature, old, new)
         return
     for delta in feature.deltas:
         was, now = old.look.delta(delta.name), new.look.delta(delta.name)
@@ -228,7 +229,13 @@ def _of_failure(feature: Feature, old: Side, new: Side, failure: Failure) -> Tra
     )  # fmt: skip
 
 
-def _dark(feature: Feature, old: Side, new: Side) -> Transition:
+def reasons(look: Look) -> set[tuple[str, str]]:
+    """Why a feature could not be looked at; in which line does not matter, lines move."""
+    return {(failure.code, re.sub(r":\d+:", ":", failure.what)) for failure in look.failures}
+
+
+def of_dark(feature: Feature, old: Side, new: Side) -> Transition:
+    """That a feature could not be looked at."""
     failure = new.look.failures[0] if new.look.failures else None
     said = failure.what if failure is not None else Kind.UNREADABLE.value
     return Transition(

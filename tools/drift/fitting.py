@@ -8,29 +8,55 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from balance_patcher.targets import FunctionNode, Target, own_nodes
 from balance_patcher.through import signature_of
 
-from .called import Callees, Gone, Where
+from .called import Callees, Gone
 from .copied import BadCall
+from .guarded import cases
+from .lineage import Where
 
 
-def bad_calls(where: Where) -> tuple[BadCall, ...]:
+@dataclass(frozen=True)
+class Misfits:
     """The calls that do not fit, in the order of the text.
+
+    Attributes:
+        calls: Those that are made there.
+        guarded: Those that are made on some versions only, where nobody knows which one stands there.
+    """
+
+    calls: tuple[BadCall, ...]
+    guarded: tuple[BadCall, ...] = ()
+
+
+def misfits(where: Where, version: str | None = None) -> Misfits:
+    """The calls of a copy that do not fit at one place.
+
+    Args:
+        where: The copy and the place.
+        version: Of the vLLM that stands there, where it is known.
 
     Raises:
         PatchError: BP5xx, if a module that is called into cannot be read.
     """
-    return tuple(sorted(_bad(where), key=lambda call: (call.line, call.callee)))
+    found = [set(_bad(where, case)) for case in cases(where.text.tree, version)]
+    always, ever = set.intersection(*found), set.union(*found)
+    return Misfits(_sorted(always), _sorted(ever - always))
 
 
-def _bad(where: Where) -> Iterator[BadCall]:
-    callees = Callees(where)
+def _sorted(calls: Collection[BadCall]) -> tuple[BadCall, ...]:
+    return tuple(sorted(calls, key=lambda call: (call.line, call.callee)))
+
+
+def _bad(where: Where, version: str) -> Iterator[BadCall]:
+    callees = Callees(where, version)
     taken = _taken_apart(where.node)
     for node in ast.walk(where.node):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or id(node) not in callees.running:
             continue
         found = callees.of(node)
         if isinstance(found, Gone):

@@ -23,6 +23,7 @@ from .columns import Column, GitPlace
 from .matrix import Commit, Ref
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
+_RELEASE = re.compile(r"v(\d+(?:\.\d+)+(?:(?:a|b|rc|\.post)\d+)?)")
 _FORMAT = "%H%x00%P%x00%aI%x00%an%x00%s"
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks of direction, halves of pairs, and what ends a line
 _AT_ONCE = 200  # paths on one command line
@@ -136,8 +137,10 @@ class History:
         rows = (row.split() for row in text.split("\n") if row)
         return {row[0]: tuple(row[1:] if self.every else row[1:2]) for row in rows}
 
-    def column(self, commit: Commit, name: str, kind: str, *, judged: bool = False) -> Column:
-        return Column(Ref(name, kind, judged, commit), GitPlace(self.path, commit.hash, f"git:{self.path}@{name}"))
+    def column(self, commit: Commit, name: str, kind: str, *, tag: str = "", judged: bool = False) -> Column:
+        """A column; of a commit with the ``tag`` of a release the version is known."""
+        ref = Ref(name, kind, judged, commit, _version(tag))
+        return Column(ref, GitPlace(self.path, commit.hash, f"git:{self.path}@{name}"))
 
     @property
     def _line(self) -> tuple[str, ...]:
@@ -190,6 +193,12 @@ def _commit(row: str) -> Commit:
 def _harmless(text: str) -> str:
     """What anybody may write into a commit, without what moves a terminal's cursor or turns the direction of a line."""
     return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one) in _UNSEEN else one for one in text)
+
+
+def _version(tag: str) -> str | None:
+    """The release that a tag names, ``v0.32.0`` or ``v0.33.0rc1``."""
+    found = _RELEASE.fullmatch(tag)
+    return found[1] if found else None
 
 
 def _called(ref: str) -> str:

@@ -7,6 +7,7 @@ is not what was written, by the digest before it, is as if it were not there: no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -30,12 +31,16 @@ class Index:
 
     Args:
         folder: Where it is kept; ``None`` keeps it in memory only.
+
+    Attributes:
+        trouble: Why nothing can be kept there, once that has shown. It is no failure of a report.
     """
 
     def __init__(self, folder: Path | None = FOLDER) -> None:
         self._known: dict[str, Any] = {}
         self._paths: dict[str, list[tuple[str, ...]]] = {}
         self._file: IO[str] | None = None
+        self.trouble = ""
         self.path = folder / f"{code_digest()}.jsonl" if folder is not None else None
         if self.path is not None:
             self._load(self.path)
@@ -56,16 +61,21 @@ class Index:
     def keep(self, about: str, reads: Mapping[str, str | None], answer: Any) -> None:
         """Remember an answer, and write it down at once."""
         self._put(about, dict(reads), answer)
-        if self._file is None and self.path is not None:
-            self._file = self._open(self.path)
-        if self._file is not None:
-            text = json.dumps([about, dict(reads), answer], ensure_ascii=False)
+        if self.path is None or self.trouble:
+            return
+        text = json.dumps([about, dict(reads), answer], ensure_ascii=False)
+        try:
+            self._file = self._file or self._open(self.path)
             self._file.write(f"{digest([text])} {text}\n")
             self._file.flush()
+        except OSError as error:
+            self.trouble = f"{self.path.parent}: {error.strerror or error}"
+            self.close()
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what was not written was told
+                self._file.close()
             self._file = None
 
     def _put(self, about: str, reads: dict[str, str | None], answer: Any) -> None:
@@ -86,19 +96,20 @@ class Index:
             return
 
     @staticmethod
-    def _open(path: Path) -> IO[str] | None:
-        """The file to go on in. A cache that cannot be written is no error."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            old = sorted(path.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-            for file in [one for one in old if one != path][:-_KEPT]:
-                file.unlink(missing_ok=True)
-            torn = path.is_file() and path.read_bytes()[-1:] not in {b"", b"\n"}
-            opened = path.open("a", encoding="utf-8")
-            if torn:
-                opened.write("\n")
-        except OSError:
-            return None
+    def _open(path: Path) -> IO[str]:
+        """The file to go on in.
+
+        Raises:
+            OSError: If nothing can be written there.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = sorted(path.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+        for file in [one for one in old if one != path][:-_KEPT]:
+            file.unlink(missing_ok=True)
+        torn = path.is_file() and path.read_bytes()[-1:] not in {b"", b"\n"}
+        opened = path.open("a", encoding="utf-8")
+        if torn:
+            opened.write("\n")
         return opened
 
 

@@ -59,6 +59,8 @@ def as_markdown(report: Report) -> str:
 
 def _lines(report: Report, detail: _Detail) -> Iterator[str]:
     yield from (_text(line) for line in report.verdicts)
+    if report.empty:
+        yield f"{_sentence(report.empty)}"
     for failure in report.failures:
         yield f"Could not check: {_text(failure.headline)}"
     if not report.verdicts and not report.failures:

@@ -7,7 +7,8 @@ changes when one of them goes. Places in the history are named by :attr:`Ref.nam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from balance_patcher.errors import Failure, Outcome
@@ -95,8 +96,19 @@ class Report:
     def shown(self) -> tuple[Ref, ...]:
         """The columns that say something: the ends, tags and releases, and those in which something changed."""
         told = {change.after for change in self.transitions} | {change.after for change in self.callees}
+        told |= {ref for feature in self.features for ref in _ends_of_the_dark(self.row(feature.name))}
         last = self.refs[-1:]
         return tuple(ref for ref in self.refs if ref.kind != "commit" or ref.name in told or ref in last)
+
+    @property
+    def empty(self) -> str:
+        """Why nothing can have changed; empty where something may have."""
+        if self.mode != "git":
+            return "one release has nothing to be compared with" if len(self.refs) == 1 else ""
+        if not self.counts.commits:
+            return "the range is empty: no commit lies between its ends"
+        count = counted(self.counts.commits, "commit")
+        return "" if self.counts.relevant else f"nothing can have changed: {count}, none of which touches what is read"
 
     @property
     def actions(self) -> tuple[Transition, ...]:
@@ -133,8 +145,8 @@ class Report:
             bad = [cell for cell in judged if cell.status == "failed"]
             dark = [cell for cell in row if cell.status == "unreadable"]
             actions = [change for change in self.actions if change.feature == feature.name]
-            for change in actions:
-                yield 0, _action(change)
+            for together in _together(actions):
+                yield 0, _action(together)
             if bad and not actions:
                 yield 0, f"ACTION: {feature.name} does not apply at {', '.join(cell.ref for cell in bad)}"
             if dark:
@@ -147,10 +159,34 @@ class Report:
             yield from verdicts_of(copy, [ref.name for ref in self.refs if ref.judged])
 
 
-def _action(change: Transition) -> str:
-    where = f"in {change.after}"
-    if change.first_bad is not None and change.first_bad.commit is not None:
-        commit = change.first_bad.commit
+def _ends_of_the_dark(row: tuple[Cell, ...]) -> Iterator[str]:
+    """The columns that could be read again."""
+    for before, after in itertools.pairwise(row):
+        if before.status == "unreadable" != after.status:
+            yield after.ref
+
+
+def _together(actions: Iterable[Transition]) -> list[list[Transition]]:
+    """What one commit broke in one function is one thing to look at, in as many places of a declaration."""
+    groups: dict[object, list[Transition]] = {}
+    for change in actions:
+        commit = change.first_bad.commit if change.first_bad is not None else None
+        key = (change.target, commit.hash if commit is not None else change.after)
+        groups.setdefault(key if change.delta is not None and change.target else id(change), []).append(change)
+    return list(groups.values())
+
+
+def _action(changes: Sequence[Transition]) -> str:
+    first, *more = changes
+    where = f"in {first.after}"
+    if first.first_bad is not None and first.first_bad.commit is not None:
+        commit = first.first_bad.commit
         where = f"in {commit.short}" + (f", vllm#{commit.pull}" if commit.pull is not None else "")
-    what = change.subject if change.delta is None else "anchor"
-    return f"ACTION: edit {change.declared} ({what} {change.kind} {where})"
+    what = first.subject if first.delta is None else "anchor"
+    along = "".join(f", and with it {change.declared} ({change.subject} {change.kind})" for change in more)
+    return f"ACTION: edit {first.declared} ({what} {first.kind} {where}){along}"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 commit``, ``2 commits``."""
+    return f"{count} {what}{'s' if count != 1 else ''}"

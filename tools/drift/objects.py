@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +71,22 @@ class Objects:
             kind = "a submodule" if found.mode == "160000" else "a symbolic link"
             raise self._unreadable(f"{path} at {commit[:10]} is {kind}", path)
         return found.id
+
+    def files(self, commit: str, under: str) -> dict[str, str]:
+        """The files below a folder, each with its id; links and submodules are none.
+
+        Raises:
+            PatchError: BP514, if an object is missing.
+        """
+        found = self.entry(commit, under)
+        return dict(self._below(found.id, under, commit)) if found is not None and found.mode == _TREE else {}
+
+    def _below(self, tree: str, path: str, commit: str) -> Iterator[tuple[str, str]]:
+        for name, entry in self._tree(tree, commit).items():
+            if entry.mode == _TREE:
+                yield from self._below(entry.id, f"{path}/{name}", commit)
+            elif entry.mode in _FILES:
+                yield f"{path}/{name}", entry.id
 
     def text(self, blob: str, path: str) -> bytes:
         """The bytes of a file by its id.

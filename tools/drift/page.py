@@ -25,7 +25,7 @@ from .changed import CalleeChange, Transition
 from .copied import CopyCell
 from .kinds import Kind
 from .matrix import Cell, DeltaCell, Ref
-from .model import Report
+from .model import Report, counted
 from .sides import Pair, beside, of_patch
 
 _FILES = Path(__file__).parent / "web"
@@ -128,7 +128,7 @@ def as_html(report: Report) -> str:
         mood=_mood(report), title=_title(report), callees=sorted(report.callees, key=lambda one: one.rank),
         timeline=list(_timeline(report, rows)), beside=beside, of_patch=of_patch, kind_says=_kind_says,
         callee_pairs=_callee_pairs, told=_told, short=_short, verdicts=report.verdicts, commit_url=_commit_url,
-        pull_url=_pull_url, loud=_loud, quiet=_quiet, name_of=_name_of, said_of=_said_of,
+        pull_url=_pull_url, loud=_loud, quiet=_quiet, name_of=_name_of, said_of=_said_of, counted=counted,
     )  # fmt: skip
     return text
 

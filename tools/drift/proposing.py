@@ -88,7 +88,10 @@ def propose(asked: Asked) -> Proposal | str:
     except PatchError as error:
         return error.failures[0].headline
     if isinstance(target, Failure):
-        return _retargeted(asked, path) or "the target is not there, and nothing like it; a person has to find it"
+        try:
+            return _retargeted(asked, path)
+        except CannotPatchError as error:
+            return str(error)
     why = "nothing like the old statement is there, or no small change of the anchor fits both"
     tries = 0
     for anchor, renamed, note in _anchors(asked, variant, target):
@@ -197,15 +200,18 @@ def _key(failure: Failure) -> tuple[str, str]:
     return failure.code, failure.what
 
 
-def _retargeted(asked: Asked, path: Path) -> Proposal | None:
+def _retargeted(asked: Asked, path: Path) -> Proposal | str:
     """The target as upstream calls it now; the delta may need more than that, which is told then."""
+    why = "the target is not there, and nothing like it; a person has to find it"
     for done, feature, target in retargets(path, asked.delta, asked.good.lane(), asked.bad.lane()):
-        if _holds(asked, done.delta, asked.bad, feature) == "":
+        refused = _holds(asked, done.delta, asked.bad, feature)
+        why = f"the target may be {target} now, and that alone does not do: {refused}"
+        if refused == "":
             said = f"the target is {target} now; what is older than that has no such target"
             note = f"{said}: check that it is the same function, and look at texts that name it in the class"
             pattern = f"{asked.delta.target} → {target}"
             return _made(asked, done, pattern, note, [asked.bad], feature)
-    return None
+    return why
 
 
 def _renamed(asked: Asked, path: Path, variant: Variant) -> Proposal | None:

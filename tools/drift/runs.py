@@ -60,11 +60,11 @@ def run_git(
     started = time.monotonic()
     with History(repo, every=options.every) as history:
         ends = history.ends(since, until)
-        first, last = _ends(history, ends)
+        tags, line = history.tags(), history.line(ends)
+        first, last = _ends(history, ends, tags)
         engine = Engine((first, last) if first is not last else (last,), chosen, index, git_place(repo))
         engine.processes, engine.tell = options.processes, tell
         paths, relevant = engine.look(), list[Commit]()
-        tags, line = history.tags(), history.line(ends)
         for _ in range(_ROUNDS):
             relevant = history.touching(ends, sorted(paths))
             columns = _columns(history, ends, [first, last], [] if options.tags else relevant, tags, line)
@@ -83,11 +83,13 @@ def run_git(
         return Run(engine.report("git", str(repo), started, counts, _notes(ends, options)), engine.columns)
 
 
-def _ends(history: History, ends: Ends) -> tuple[Column, Column]:
-    last = history.column(history.commit(ends.until), ends.until_name, "until", judged=True)
-    if ends.since == ends.until:
-        return last, last
-    return history.column(history.commit(ends.since), ends.since_name, "since"), last
+def _ends(history: History, ends: Ends, tags: dict[str, str]) -> tuple[Column, Column]:
+    named = [(ends.since, ends.since_name, "since"), (ends.until, ends.until_name, "until")]
+    first, last = (
+        history.column(history.commit(commit), name, kind, tag=tags.get(commit, ""), judged=kind == "until")
+        for commit, name, kind in named
+    )
+    return (last, last) if ends.since == ends.until else (first, last)
 
 
 def _columns(
@@ -106,12 +108,13 @@ def _columns(
     found = [first]
     if ends.fork is not None:
         commit = history.commit(ends.fork)
-        found.append(history.column(commit, tags.get(ends.fork, commit.short), "commit"))
+        tag = tags.get(ends.fork, "")
+        found.append(history.column(commit, tag or commit.short, "commit", tag=tag))
     for name in line:
         if name != ends.until and (name in known or name in tags):
             commit = known.get(name) or history.commit(name)
-            kind = "tag" if name in tags else "commit"
-            found.append(history.column(commit, tags.get(name, commit.short), kind))
+            tag = tags.get(name, "")
+            found.append(history.column(commit, tag or commit.short, "tag" if tag else "commit", tag=tag))
     names = {first.ref.name, last.ref.name}
     return [first, *(column for column in found[1:] if column.ref.name not in names), last]
 

@@ -9,11 +9,12 @@ from .changed import Absorbed, CalleeChange, FirstBad, Snippet, Transition
 from .copied import Copy
 from .kinds import Kind
 from .matrix import Commit
-from .model import Report
+from .model import Report, counted
 
 #: A letter for each status, so that a row of the matrix is a word.
 LETTERS = {"applied": "+", "absorbed": "=", "not-applicable": ".", "failed": "X", "unreadable": "?"}
 _WIDTH = 118
+_SUBJECT = 62  # characters of a commit's subject, so that its line is not wrapped
 _COLUMNS = 24  # so many columns are named
 _BODIES = 8  # so many callees whose body alone changed are named
 
@@ -25,6 +26,8 @@ def as_text(report: Report) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield from report.verdicts
+    if report.empty:
+        yield report.empty
     yield ""
     yield from _matrix(report)
     for failure in report.failures:
@@ -45,8 +48,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield from textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="      ")
     counts = report.counts
     if report.mode == "git":
-        yield f"{counts.commits} commits, {counts.relevant} of them touch a file that is read"
-    looks = f"{counts.judged} looks at {counts.blobs} texts, {counts.remembered} more remembered"
+        touch = "touches" if counts.relevant == 1 else "touch"
+        yield f"{counted(counts.commits, 'commit')}, {counts.relevant} of them {touch} a file that is read"
+    looks = f"{counted(counts.judged, 'look')} at {counted(counts.blobs, 'text')}, {counts.remembered} more remembered"
     yield f"{looks}; {counts.seconds:.1f} s"
 
 
@@ -57,7 +61,7 @@ def _matrix(report: Report) -> Iterator[str]:
     yield "  ".join(f"{letter} {status}" for status, letter in LETTERS.items())
     named = shown if len(shown) <= _COLUMNS else (*shown[: _COLUMNS - 1], shown[-1])
     for number, ref in enumerate(named):
-        commit = f"  {ref.commit.subject[:70]}" if ref.commit is not None else ""
+        commit = f"  {_cut(ref.commit.subject)}" if ref.commit is not None else ""
         yield f"{' ' * width} {'|' * number}{ref.name}{commit}"
     for feature in report.features:
         cells = [report.cell(feature.name, ref.name) for ref in named]
@@ -111,7 +115,12 @@ def _first_bad(found: FirstBad | None) -> Iterator[str]:
 
 
 def _commit(commit: Commit) -> str:
-    return f"{commit.hash}  {commit.subject}"
+    return f"{commit.hash}  {_cut(commit.subject)}"
+
+
+def _cut(subject: str) -> str:
+    """A subject is as long as its author likes; a line is not."""
+    return subject if len(subject) <= _SUBJECT else f"{subject[: _SUBJECT - 1]}…"
 
 
 def _side(label: str, shown: Snippet | None) -> Iterator[str]:
@@ -141,7 +150,7 @@ def _callees(found: tuple[CalleeChange, ...]) -> Iterator[str]:
             where = f"[{change.after}] " if change.after else ""
             yield from _row(change.what, f"{where}{change.explanation}, called in {change.target.partition(':')[2]}")
             if change.first_bad is not None and change.first_bad.commit is not None:
-                yield from _row("", f"{change.first_bad.commit.short} {change.first_bad.commit.subject}")
+                yield from _row("", f"{change.first_bad.commit.short} {_cut(change.first_bad.commit.subject)}")
     bodies = [change for change in found if change.what == "body"]
     for change in bodies[:_BODIES]:
         yield from _row("body", f"[{change.after}] {change.callee}")
