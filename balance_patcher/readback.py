@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from . import ranks
+from . import answering, ranks
 from .bindings import Installation, bypassed, holders, overwritten, runs
 from .byname import asked_by_name
 from .decided import decided
@@ -39,27 +39,30 @@ def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
             of which one gathers and another does not would wait for each other.
     """
     others, _ = of_others(asked_by_name(vllm_config))
+    active: list[answering.Active] = []
     with BINDING:  # another engine may be binding features anew, with what it asks for
         for feature in decided_in(process, others):
             try:
-                _confirm(feature, engine, vllm_config)
+                active += _confirm(feature, engine, vllm_config)
             except PatchError as error:
                 if not decided(vllm_config, feature.name) or _source(feature, vllm_config) != LEFT:
                     raise
                 _logger.warning("%s: in place since %s: %s", feature.name, LEFT, error.failures[0].headline)
+    if process == "engine":
+        answering.begin(engine, active)
 
 
 def _source(feature: Feature, vllm_config: Any) -> str:
     return who_asks(feature, vllm_config) or bound_by(feature.name)
 
 
-def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
+def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.Active]:
     rule = rule_of(feature)
     installation = installed(feature.name)
     facts = rule.observed(engine) if rule.observed is not None else {}
     if not decided(vllm_config, feature.name):
         _refuse_another(feature, vllm_config, facts)
-        return
+        return []
     changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
     if changed:
         raise PatchError(*changed)
@@ -71,9 +74,12 @@ def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
     effective(installation, engine, vllm_config)
     _as_agreed(feature, engine, facts)
     source = _source(feature, vllm_config)
-    _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
+    line = told_on(feature, installation, engine, vllm_config, source, facts)
+    _logger.info("%s", line)
     if rule.started is not None:
         rule.started(engine, ranks.peers(engine, feature.name))
+    there = ranks.agreed(engine, feature.name).ranks
+    return [answering.Active(feature.name, line, installation.digest, rule.tells, there)]
 
 
 def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:
