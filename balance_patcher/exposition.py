@@ -69,8 +69,15 @@ def metrics_url(text: str) -> str:
     except ValueError as error:
         raise refuse("BP745", f"{redact(text)}: {error}", next=_SERVED) from None
     if parts.scheme not in ("http", "https") or not host:
-        what = f"its scheme is {parts.scheme!r}" if "://" in text else "it has no scheme"
-        raise refuse("BP745", f"{redact(text)}: {what if host or '://' in text else 'it has no host'}", next=_SERVED)
+        named = parts.scheme if "://" in text else ""
+        what = (
+            "it has no host"
+            if named in ("http", "https")
+            else f"its scheme is {named!r}"
+            if named
+            else "it has no scheme"
+        )
+        raise refuse("BP745", f"{redact(text)}: {what}", next=_SERVED)
     path = parts.path.rstrip("/")
     return urlunsplit(parts._replace(path=path if path.endswith(PATH) else path + PATH, fragment=""))
 

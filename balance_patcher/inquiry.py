@@ -93,7 +93,7 @@ def inquire(pid: int, patience: float | None = None) -> Inquiry:
             answers.append(ask(one, PATIENCE if patience is None else patience))
         except PatchError as error:
             failures += error.failures
-            silent[one.pid] = error.failures[0].title.removeprefix("process ")
+            silent[one.pid] = error.failures[0].title.removeprefix("process ").removeprefix("is ")
     return Inquiry(pid, tuple(sorted(answers, key=_rank)), tuple(failures), silent)
 
 

@@ -76,8 +76,8 @@ class EngineFigures:
         cap: At how many requests a rank is full.
         digest: Of the texts that run.
         patcher: The version of balance_patcher in the engine.
-        frozen_steps: In which nothing was admitted because some rank was full.
-        frozen_seconds: For which nothing was.
+        frozen_steps: In which requests were kept out of this rank, which had room, by another that was full.
+        frozen_seconds: How long they took.
         stalls: How often a step has waited so long that it was told.
         held: Requests that wait while admission is frozen, now.
         running: Requests that run now.
@@ -288,7 +288,7 @@ def _warnings(engines: Sequence[EngineFigures]) -> Iterable[str]:
             yield f"engine {engine.engine}: {engine.stalls:g} times a step waited so long that the log tells of it"
 
 
-#: Shares of steps from which on the gate is told to be closed often, and most of the time.
+#: Shares of steps from which on the gate is said to hold back often, and most of the time.
 OFTEN, MOSTLY = 0.1, 0.5
 
 
@@ -312,15 +312,15 @@ def judgement(now: Served, added: Change | None = None) -> str:
     full = [f"engine {e.engine}" for e in on if e.cap is not None and e.running is not None and e.running >= e.cap]
     if not steps:
         return f"The gate is on, and no step was made {when}."
+    at = f"{', '.join(full)} {'is' if len(full) == 1 else 'are'} at the cap, and " if full else ""
     if not share:
-        return f"The gate is on and was never closed {when}: no rank was at its cap at the end of a step."
+        if held:
+            return f"The gate has begun to hold requests back: {at}{held:g} requests wait for that."
+        why = "no rank with room had requests waiting while another was at its cap"
+        return f"The gate is on and held nothing back {when}: {why}."
     often = "most of the time" if share >= MOSTLY else "often" if share >= OFTEN else "now and then"
-    told = f"The gate was closed {often} {when}, in up to {share:.1%} of the steps of an engine"
+    told = f"The gate held requests back {often} {when}, in up to {share:.1%} of the steps of an engine"
     if held:
-        at = f" ({', '.join(full)} at the cap)" if full else ""
-        return f"{told}; it is closed now{at}, and {held:g} requests wait for that."
-    if share >= MOSTLY:
-        return (
-            f"{told}: some rank is nearly always full, so first tokens come later; more ranks or a higher cap open it."
-        )
-    return f"{told}; nothing waits for it now."
+        return f"{told}; it does so now: {at}{held:g} requests wait for that."
+    more = "some rank is nearly always full, so first tokens come later, and more ranks or a higher cap would help"
+    return f"{told}; {more if share >= MOSTLY else 'nothing waits for it now'}."

@@ -47,9 +47,8 @@ def judged(found: Inquiry) -> str:
         return f"{_and(silent)} {_verb(silent, 'does', 'do')} not answer."
     if waits:
         return f"All ranks that were asked are in their gather: {_and(waits)}."
-    frozen = [_called(engine, answer) for answer, engine in engines if any(t.get("frozen") for t in _tells(engine))]
-    if frozen:
-        return f"All ranks answer and go on; admission is frozen, as seen by {_and(frozen)}."
+    if any(tells.get("frozen") for _, engine in engines for tells in _tells(engine)):
+        return "All ranks that were asked answer and go on; one is at its cap, so none admits."
     return f"All ranks that were asked answer and go on: {_and([_called(e, a) for a, e in engines])}."
 
 
@@ -133,7 +132,8 @@ def _told(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         closed = (
             f": {_and(leaders)} at the cap of {cap}, so no rank admits" if leaders else f": none at the cap of {cap}"
         )
-        yield "counts", f"{counts}{closed}" + (f", for {since:.1f} s" if since else "")
+        held = f"; requests wait here because of that for {since:.1f} s" if since is not None else ""
+        yield "counts", f"{counts}{closed}{held}"
         tells.pop("frozen", None)
     yield from ((key.replace("_", " "), _plain(value)) for key, value in tells.items())
     dog = one["watchdog"]
