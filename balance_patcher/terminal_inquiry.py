@@ -15,6 +15,8 @@ from .terminal_status import labelled
 _HEAD = ("rank", "pid", "step", "wave", "running", "waiting", "counts / cap", "stands")
 #: Seconds in a gather from which on that is a wait: every step is in it for a moment.
 LONG = 1.0
+#: Seconds in a step from which on that is told: as far as a watchdog knows it, which looks every few seconds.
+LATE = 5.0
 Engine = Mapping[str, Any]
 
 
@@ -47,6 +49,11 @@ def judged(found: Inquiry) -> str:
         return f"{_and(silent)} {_verb(silent, 'does', 'do')} not answer."
     if waits:
         return f"All ranks that were asked are in their gather: {_and(waits)}."
+    late = [_called(engine, answer) for answer, engine in engines if _late(engine)]
+    if late:
+        have = _verb(late, "has not come to its gather", "have not come to their gather")
+        why = "a long prefill or a compilation, or a worker or a device hangs"
+        return f"{_and(late)} {have} for more than {LATE:g} s: {why}."
     if any(tells.get("frozen") for _, engine in engines for tells in _tells(engine)):
         return "All ranks that were asked answer and go on; one is at its cap, so none admits."
     return f"All ranks that were asked answer and go on: {_and([_called(e, a) for a, e in engines])}."
@@ -140,6 +147,7 @@ def _told(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if dog:
         waits, last = dog["in_gather_for"], dog["last_gather_ago"]
         now = f"waits in it for {waits:.1f} s; " if waits is not None else ""
+        now += f"not come to it for {dog['in_step_for']:.1f} s; " if _late_by(dog) else ""
         before = f"{dog['gathers']} done, the last one {last:.1f} s ago" if last is not None else "none done"
         yield "gather", now + before
         if dog["stall"]:
@@ -176,6 +184,14 @@ def _in_gather(engine: Engine, seconds: float = 0.0) -> bool:
 def _due(engine: Engine) -> bool:
     """Whether a gather of this rank is to come: it is at work, and not in the gather."""
     return bool(_dogs(engine)) and bool(engine["engines_running"]) and not _in_gather(engine)
+
+
+def _late(engine: Engine) -> bool:
+    return any(map(_late_by, _dogs(engine)))
+
+
+def _late_by(dog: Mapping[str, Any]) -> bool:
+    return (dog["in_step_for"] or 0.0) >= LATE
 
 
 def _counts(engine: Engine) -> str:

@@ -88,10 +88,13 @@ class Watchdog:
     @property
     def told(self) -> dict[str, object]:
         """Where it stands, for somebody who asks: seconds from now backwards."""
-        now, since, gathers = time.monotonic(), self.since, self.gathers
+        now, since, gathers, engine = time.monotonic(), self.since, self.gathers, self._engine()
+        works = bool(self.seconds) and not since and getattr(engine, "engines_running", False)
         return {
             "gathers": gathers,
             "in_gather_for": round(now - since, 3) if since else None,
+            # Only who looks regularly knows when the ranks have rested last.
+            "in_step_for": round(now - max(self.moved, self._rested), 3) if works else None,
             "last_gather_ago": round(now - self.moved, 3) if gathers else None,
             "says_after": self.seconds,
             "stall": self.stall,

@@ -91,7 +91,7 @@ class TestTheAnswer:
         def told() -> dict[str, Any]:
             return dict(heard(asks())["engines"][0]["features"]["balance"]["watchdog"])
 
-        assert (told()["in_gather_for"], told()["last_gather_ago"]) == (None, None)
+        assert {told()[name] for name in ("in_gather_for", "in_step_for", "last_gather_ago")} == {None}
         dog.enters()
         time.sleep(0.05)
         assert 0.05 <= told()["in_gather_for"] < 30
@@ -99,6 +99,17 @@ class TestTheAnswer:
         now = told()
         assert (now["in_gather_for"], now["gathers"]) == (None, 1)
         assert 0 <= now["last_gather_ago"] < 30
+
+    def test_says_how_long_it_has_been_in_its_step(self) -> None:
+        engine = asked.Engine()
+        dog = Watchdog("balance", engine, {}, 60)
+        time.sleep(0.05)
+        assert dog.told["in_step_for"] >= 0.05  # type: ignore[operator]
+        dog.enters()
+        assert dog.told["in_step_for"] is None
+        dog.leaves()
+        engine.engines_running = False
+        assert dog.told["in_step_for"] is None
 
     def test_repeats_the_line_of_a_stall_while_it_lasts(self) -> None:
         engine = asked.Engine()

@@ -274,8 +274,17 @@ class TestUsage:
 # -- what is made of several answers ---------------------------------------------------------
 
 
-def answer(rank: int, *, waits: float | None = None, running: bool = True, frozen: bool = False) -> dict[str, Any]:
-    dog = {"gathers": 7, "in_gather_for": waits, "last_gather_ago": 0.5, "says_after": 20, "stall": ""}
+def answer(
+    rank: int, *, waits: float | None = None, steps: float | None = None, running: bool = True, frozen: bool = False
+) -> dict[str, Any]:
+    dog = {
+        "gathers": 7,
+        "in_gather_for": waits,
+        "in_step_for": steps,
+        "last_gather_ago": 0.5,
+        "says_after": 20,
+        "stall": "",
+    }
     tells = {"cap": 4, "counts": [4, 3] if frozen else [1, 0], "frozen": frozen}
     peers = {str(other): {"host": "h", "pid": 100 + other} for other in (0, 1)}
     feature = {"line": "balance: ON", "digest": "d", "ranks": peers, "tells": tells, "watchdog": dog}
@@ -285,6 +294,9 @@ def answer(rank: int, *, waits: float | None = None, running: bool = True, froze
     }  # fmt: skip
     head = {"protocol": 1, "pid": 100 + rank, "asked": 100 + rank, "host": "h", "balance_patcher": "1", "vllm": "1"}
     return {**head, "python": "3", "engines": [engine]}
+
+
+SLOW = "a long prefill or a compilation, or a worker or a device hangs"
 
 
 @pytest.mark.parametrize(
@@ -301,6 +313,11 @@ def answer(rank: int, *, waits: float | None = None, running: bool = True, froze
             [answer(0, waits=12), answer(1, waits=12)],
             {},
             "All ranks that were asked are in their gather: rank 0 and rank 1.",
+        ),
+        (
+            [answer(0, steps=6), answer(1, steps=6)],
+            {},
+            f"rank 0 and rank 1 have not come to their gather for more than 5 s: {SLOW}.",
         ),
         # Every step is in its gather for a moment.
         (
