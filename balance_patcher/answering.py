@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import socket
 import struct
 import sys
@@ -168,7 +167,7 @@ class Answerer:
             "host": socket.gethostname(),
             "balance_patcher": getattr(sys.modules.get(__package__), "__version__", None),
             "vllm": getattr(sys.modules.get("vllm"), "__version__", None),
-            "python": platform.python_version(),
+            "python": ".".join(map(str, sys.version_info[:3])),
             "engines": [_told(engine, active) for engine, active in engines if engine is not None],
         }
 

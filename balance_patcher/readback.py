@@ -43,7 +43,8 @@ def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
     with BINDING:  # another engine may be binding features anew, with what it asks for
         for feature in decided_in(process, others):
             try:
-                active += _confirm(feature, engine, vllm_config)
+                _confirm(feature, engine, vllm_config)
+                active += _active(feature, engine, vllm_config)
             except PatchError as error:
                 if not decided(vllm_config, feature.name) or _source(feature, vllm_config) != LEFT:
                     raise
@@ -56,13 +57,13 @@ def _source(feature: Feature, vllm_config: Any) -> str:
     return who_asks(feature, vllm_config) or bound_by(feature.name)
 
 
-def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.Active]:
+def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
     rule = rule_of(feature)
     installation = installed(feature.name)
     facts = rule.observed(engine) if rule.observed is not None else {}
     if not decided(vllm_config, feature.name):
         _refuse_another(feature, vllm_config, facts)
-        return []
+        return
     changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
     if changed:
         raise PatchError(*changed)
@@ -74,10 +75,18 @@ def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.
     effective(installation, engine, vllm_config)
     _as_agreed(feature, engine, facts)
     source = _source(feature, vllm_config)
-    line = told_on(feature, installation, engine, vllm_config, source, facts)
-    _logger.info("%s", line)
+    _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
     if rule.started is not None:
         rule.started(engine, ranks.peers(engine, feature.name))
+
+
+def _active(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.Active]:
+    """The feature as `status --pid` is answered of it; none where it is off."""
+    installation, rule = installed(feature.name), rule_of(feature)
+    if installation is None or not decided(vllm_config, feature.name):
+        return []
+    facts = (rule.observed(engine) if rule.observed is not None else None) or {}
+    line = told_on(feature, installation, engine, vllm_config, _source(feature, vllm_config), facts)
     there = ranks.agreed(engine, feature.name).ranks
     return [answering.Active(feature.name, line, installation.digest, rule.tells, there)]
 

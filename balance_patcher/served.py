@@ -171,7 +171,7 @@ def served(told: Exposition) -> Served:
             f"{told.url} is vLLM's, and has none: balance was never asked for in this server, or balance_patcher is "
             "not armed there",
             next="`python -m balance_patcher status` with that server's Python says whether it would be armed; "
-            "enable_balance_scheduling in additional_config asks for it",
+            "enable_balance_scheduling in additional_config asks for it; of a server that has just started, ask again",
         )
     start = [sample.value for sample in told.samples if sample.name == STARTED]
     return Served(told.url, tuple(sorted(there, key=_order)), told.clock - start[0] if start else None, told.at)

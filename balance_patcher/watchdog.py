@@ -69,9 +69,9 @@ class Watchdog:
     Attributes:
         since: When the gather was entered that this rank waits in, in seconds of ``time.monotonic()``; 0 outside
             of it.
+        stall: What was said of the wait that goes on now; empty if nothing was.
         gathers: How many were completed on this group.
         moved: When the last one was completed.
-        stall: What was said of the wait that goes on now; empty if nothing was.
     """
 
     def __init__(self, feature: str, engine: Any, names: Mapping[int, str], seconds: float = THRESHOLD) -> None:
