@@ -311,6 +311,10 @@ def judgement(now: Served, added: Change | None = None) -> str:
     held = sum(engine.held or 0.0 for engine in on)
     full = [f"engine {e.engine}" for e in on if e.cap is not None and e.running is not None and e.running >= e.cap]
     if not steps:
+        busy = sum(engine.running or 0.0 for engine in on)
+        if busy and added is not None:
+            hangs = "a rank may hang, and `status --pid` with the server's process says which"
+            return f"No step was made {when} although {busy:g} requests run: {hangs}."
         return f"The gate is on, and no step was made {when}."
     at = f"{', '.join(full)} {'is' if len(full) == 1 else 'are'} at the cap, and " if full else ""
     if not share:

@@ -45,15 +45,16 @@ def judged(found: Inquiry) -> str:
     silent = [f"{_rank_of(pid, found)} (pid {pid}, {word})" for pid, word in found.silent.items()]
     if waits and (missing or silent):
         return f"{_and(waits)} {_verb(waits, 'waits', 'wait')} in the gather for {_and([*missing, *silent])}."
+    late = [_called(engine, answer) for answer, engine in engines if _late(engine)]
+    have = _verb(late, "has not come to its gather", "have not come to their gather")
+    slow = f"{_and(late)} {have} for more than {LATE:g} s"
     if silent:
-        return f"{_and(silent)} {_verb(silent, 'does', 'do')} not answer."
+        told = f"{_and(silent)} {_verb(silent, 'does', 'do')} not answer"
+        return f"{told}, and {slow}." if late else f"{told}."
     if waits:
         return f"All ranks that were asked are in their gather: {_and(waits)}."
-    late = [_called(engine, answer) for answer, engine in engines if _late(engine)]
     if late:
-        have = _verb(late, "has not come to its gather", "have not come to their gather")
-        why = "a long prefill or a compilation, or a worker or a device hangs"
-        return f"{_and(late)} {have} for more than {LATE:g} s: {why}."
+        return f"{slow}: a long prefill or a compilation, or a worker or a device hangs."
     if any(tells.get("frozen") for _, engine in engines for tells in _tells(engine)):
         return "All ranks that were asked answer and go on; one is at its cap, so none admits."
     return f"All ranks that were asked answer and go on: {_and([_called(e, a) for a, e in engines])}."
@@ -152,7 +153,6 @@ def _told(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "gather", now + before
         if dog["stall"]:
             yield "stall", dog["stall"]
-    yield "digest", one["digest"]
     others = ", ".join(f"rank {rank} (host={said['host']} pid={said['pid']})" for rank, said in one["ranks"].items())
     if others:
         yield "ranks", others

@@ -118,7 +118,8 @@ def _frozen(engine: EngineFigures, up: float | None) -> str:
     told += f" ({engine.frozen_share:.1%})" if engine.frozen_share is not None else ""
     if engine.frozen_seconds is None:
         return told
-    share = f" ({engine.frozen_seconds / up:.1%} of the time)" if up and up > 0 else ""
+    # The server's clock and the reading's are not the same.
+    share = f" ({min(1.0, engine.frozen_seconds / up):.1%} of the time)" if up and up > 0 else ""
     return f"{told}, for {_span(engine.frozen_seconds)}{share}"
 
 

@@ -66,7 +66,6 @@ class TestAnEngine:
             "  balance   balance: ON rank 0/2",
             "  counts    [4, 3]: rank 0 at the cap of 4, so no rank admits",
             "  gather    waits in it for N s; none done",
-            "  digest    21f1e23a58ed",
             f"  ranks     rank 0 (host={socket.gethostname()} pid=4711)",
         ]
 
@@ -309,6 +308,11 @@ SLOW = "a long prefill or a compilation, or a worker or a device hangs"
             "rank 0 waits in the gather for rank 1 (pid 101, stopped).",
         ),
         ([answer(0)], {101: "stopped"}, "rank 1 (pid 101, stopped) does not answer."),
+        (
+            [answer(0, steps=6)],
+            {101: "stopped"},
+            "rank 1 (pid 101, stopped) does not answer, and rank 0 has not come to its gather for more than 5 s.",
+        ),
         (
             [answer(0, waits=12), answer(1, waits=12)],
             {},

@@ -321,6 +321,18 @@ def test_before_the_first_step_it_says_that(server: Server, metrics: Metrics) ->
     assert judgement(shown(metrics, server)) == "The gate is on, and no step was made since the start."
 
 
+def test_between_two_readings_without_a_step_it_says_that_a_rank_may_hang(server: Server, metrics: Metrics) -> None:
+    metrics.stepped(0, 100)
+    before = shown(metrics, server)
+    said = "No step was made in these 0 s although 6 requests run: a rank may hang, and `status --pid` with the "
+    now = shown(metrics, server)
+    assert judgement(now, change(before, now)).startswith(said)
+    metrics.engine(0, running=0)
+    metrics.engine(1, running=0)
+    now = shown(metrics, server)
+    assert judgement(now, change(before, now)) == "The gate is on, and no step was made in these 0 s."
+
+
 @pytest.mark.parametrize(
     ("change_it", "said"),
     [
