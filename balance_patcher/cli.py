@@ -33,6 +33,7 @@ from .errors import Failure, Outcome, PatchError, did_you_mean, refuse
 from .examples import check_examples
 from .feature import Feature
 from .hosts import as_json, as_lines, check_hosts, worst
+from .inquiry import inquire
 from .inspection import status as inspect_status
 from .lanes import declared_lanes, lane_named
 from .live import check_live
@@ -50,6 +51,8 @@ from .renderings import RENDERINGS
 from .report import LaneReport, Report
 from .source import FORMS, Lane, LaneSpec, Source, open_source
 from .terminal import as_text, print_report, show_features
+from .terminal_inquiry import print_inquiry
+from .terminal_served import tell_server
 from .terminal_status import print_status
 
 _STATUS = """Exit status: 0 all hold; 1 something cannot be placed or an invariant is broken; 2 wrong usage; \
@@ -454,8 +457,42 @@ class StatusFormat(str, Enum):
 @app.command()
 def status(
     format: Annotated[StatusFormat, typer.Option(help="How standard output is written.")] = StatusFormat.text,  # noqa: A002
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of a running server instead, by its Prometheus metrics.")
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="With --url: read twice, for rates in between.")
+    ] = None,
+    watch: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="With --url: read again and again, until Ctrl-C.")
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PID", min=1, help="Of an engine's process instead, or of all below this one: they answer."
+        ),
+    ] = None,
 ) -> None:
-    """Say what is declared, and what would be armed in a process of this Python; imports no vLLM."""
+    """Say what is declared, and what would be armed in a process of this Python; imports no vLLM.
+
+    Or what the gate of a running server does (--url), or how engines stand that no server answers for (--pid).
+    """
+    if (url is not None and pid is not None) or (interval is not None and watch is not None):
+        one, other = ("--url", "--pid") if url is not None and pid is not None else ("--interval", "--watch")
+        raise refuse("BP007", f"{one} and {other} exclude each other", next="give one of them")
+    if url is None and (interval is not None or watch is not None):
+        raise refuse("BP007", "--interval and --watch speak of --url", next="give --url too")
+    text = format is StatusFormat.text
+    if url is not None:
+        tell_server(url, Console() if text else None, interval=interval, watch=watch)
+        return
+    if pid is not None:
+        asked = inquire(pid)
+        if text:
+            print_inquiry(asked, Console())
+        else:
+            typer.echo(json.dumps(asked.as_dict(), indent=2, ensure_ascii=False))
+        raise typer.Exit(int(asked.outcome))
     found = inspect_status()
     if format is StatusFormat.text:
         print_status(found, Console())

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from . import ranks, reminder
+from .answering import answers
 from .around import Around, around
 from .bindings import Installation
 from .build import no_collection
@@ -232,7 +233,7 @@ def _why(decision: Decision) -> str:
 def _check_switches(wanted: Sequence[Feature], engine: Any, vllm_config: Any) -> None:
     """A bad value is told before it is needed, and stops: also the other ranks, because what to do is not known."""
     try:
-        stops(), threshold(), composed_with()
+        stops(), threshold(), composed_with(), answers()
     except PatchError as error:
         for feature in wanted:
             ranks.tell(feature, engine, vllm_config, error.failures[0].headline)

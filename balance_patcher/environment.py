@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
+from .answering import VARIABLE as ANSWER
 from .byname import COMPOSE, FEATURES, composed_with, operators
 from .errors import PatchError
 from .source import InstalledSource, Lane
@@ -95,8 +96,12 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "stop": "an engine that asks for a feature and cannot have it stops",
         "off": "an engine that asks for a feature and cannot have it serves without",
     },
+    ANSWER: {
+        "on": "an engine's process in which a feature is on answers `status --pid`",
+        "off": "no engine's process answers `status --pid`",
+    },
 }
-_DEFAULTS = {"BALANCE_PATCHER": "auto", "BALANCE_PATCHER_ON_FAILURE": "stop"}
+_DEFAULTS = {"BALANCE_PATCHER": "auto", "BALANCE_PATCHER_ON_FAILURE": "stop", ANSWER: "on"}
 
 
 def switches() -> tuple[Switch, ...]:

@@ -97,6 +97,8 @@ class Enabling:
             it the ranks need not agree, and are not asked.
         started: Told of a finished engine in which it runs; gets the engine core, and its ranks
             (:class:`~balance_patcher.joining.Peers`).
+        tells: What it tells of a running engine to ``status --pid``, by name, as JSON has it. Gets the engine core, in
+            another thread, while that is at work: it reads, changes nothing, takes no lock, and is called when asked.
         example: An ``additional_config`` that asks for it; ``verify --live`` starts engine cores with it. Empty
             where it is asked for in another way.
         process: Where it is decided: as an ``engine`` core is built, or as a ``worker`` is, which may be in a process
@@ -109,6 +111,7 @@ class Enabling:
     observed: Callable[[Any], dict[str, object] | None] | None = None
     shared: Callable[[Any, Mapping[str, str]], dict[str, object]] | None = None
     started: Callable[[Any, Any], None] | None = None
+    tells: Callable[[Any], Mapping[str, object]] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
     process: str = "engine"
 
@@ -117,6 +120,8 @@ class Enabling:
             raise bad(f"a feature is decided in an `engine` or a `worker`, not in {self.process!r}")
         if self.process == "worker" and self.shared is not None:
             raise bad("workers have no store in which ranks could agree: `shared` is for an engine's features")
+        if self.process == "worker" and self.tells is not None:
+            raise bad("only engine cores are asked how they stand: `tells` is for an engine's features")
 
 
 @dataclass(frozen=True)

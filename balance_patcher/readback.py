@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from . import ranks
+from . import answering, ranks
 from .bindings import Installation, bypassed, holders, overwritten, runs
 from .byname import asked_by_name
 from .decided import decided
@@ -39,14 +39,18 @@ def confirm(engine: Any, vllm_config: Any, process: str = "engine") -> None:
             of which one gathers and another does not would wait for each other.
     """
     others, _ = of_others(asked_by_name(vllm_config))
+    active: list[answering.Active] = []
     with BINDING:  # another engine may be binding features anew, with what it asks for
         for feature in decided_in(process, others):
             try:
                 _confirm(feature, engine, vllm_config)
+                active += _active(feature, engine, vllm_config)
             except PatchError as error:
                 if not decided(vllm_config, feature.name) or _source(feature, vllm_config) != LEFT:
                     raise
                 _logger.warning("%s: in place since %s: %s", feature.name, LEFT, error.failures[0].headline)
+    if process == "engine":
+        answering.begin(engine, active)
 
 
 def _source(feature: Feature, vllm_config: Any) -> str:
@@ -74,6 +78,17 @@ def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
     _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
     if rule.started is not None:
         rule.started(engine, ranks.peers(engine, feature.name))
+
+
+def _active(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.Active]:
+    """The feature as `status --pid` is answered of it; none where it is off."""
+    installation, rule = installed(feature.name), rule_of(feature)
+    if installation is None or not decided(vllm_config, feature.name):
+        return []
+    facts = (rule.observed(engine) if rule.observed is not None else None) or {}
+    line = told_on(feature, installation, engine, vllm_config, _source(feature, vllm_config), facts)
+    there = ranks.agreed(engine, feature.name).ranks
+    return [answering.Active(feature.name, line, installation.digest, rule.tells, there)]
 
 
 def _as_agreed(feature: Feature, engine: Any, observed: Mapping[str, object]) -> None:

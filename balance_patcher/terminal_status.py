@@ -54,7 +54,7 @@ def _environment(status: Status, width: int | None) -> Iterator[Text]:
     if status.armed.run_engine_core:
         rows.append(("launch", "EngineCoreProc.run_engine_core is ours"))
     rows += [("stands in", _stands_in(done)) for done in status.takeovers]
-    yield from _rows(rows, width)
+    yield from labelled(rows, width)
 
 
 def _value(value: str | None) -> str:
@@ -103,7 +103,7 @@ def _feature(feature: FeatureState, width: int | None, *, vllm: bool) -> Iterato
     rows += [("rebased", text) for text in feature.rebased]
     rows += [("stale", f"{name} still means what was replaced") for name in feature.stale]
     rows += [("launch path", f"{path.standing}: {path.name}; {path.note}") for path in feature.launches]
-    yield from _rows(rows, width)
+    yield from labelled(rows, width)
 
 
 def _table(deltas: Sequence[DeltaState]) -> Iterator[Text]:
@@ -146,7 +146,8 @@ def _around(origins: Sequence[Origin]) -> str:
     return "".join(f"; wrapped by {origin}" for origin in origins)
 
 
-def _rows(rows: Sequence[tuple[str, str]], width: int | None) -> Iterator[Text]:
+def labelled(rows: Sequence[tuple[str, str]], width: int | None) -> Iterator[Text]:
+    """Lines of a label and what it says, in two columns."""
     column = max(len(label) for label, _ in rows) + 2
     for label, value in rows:
         for at, line in enumerate(value.split("\n")):

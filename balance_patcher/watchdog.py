@@ -33,6 +33,8 @@ HOLDER = 0
 
 _GATHER, _STEP = "in the gather", "in its step"
 _logger = logging.getLogger("vllm.balance_patcher")
+#: Those of this process; an engine keeps its own.
+_WATCHING: list[weakref.ref[Watchdog]] = []
 
 
 def threshold() -> float:
@@ -67,6 +69,7 @@ class Watchdog:
     Attributes:
         since: When the gather was entered that this rank waits in, in seconds of ``time.monotonic()``; 0 outside
             of it.
+        stall: What was said of the wait that goes on now; empty if nothing was.
         gathers: How many were completed on this group.
         moved: When the last one was completed.
     """
@@ -77,8 +80,25 @@ class Watchdog:
         self._rested = self.moved
         self._engine: Callable[[], Any] = weakref.ref(engine)
         self._names = names
+        self.stall = ""
         self._over = threading.Event()
+        _WATCHING[:] = [known for known in _WATCHING if known() is not None] + [weakref.ref(self)]
         weakref.finalize(engine, self._over.set)
+
+    @property
+    def told(self) -> dict[str, object]:
+        """Where it stands, for somebody who asks: seconds from now backwards."""
+        now, since, gathers, engine = time.monotonic(), self.since, self.gathers, self._engine()
+        works = bool(self.seconds) and not since and getattr(engine, "engines_running", False)
+        return {
+            "gathers": gathers,
+            "in_gather_for": round(now - since, 3) if since else None,
+            # Only who looks regularly knows when the ranks have rested last.
+            "in_step_for": round(now - max(self.moved, self._rested), 3) if works else None,
+            "last_gather_ago": round(now - self.moved, 3) if gathers else None,
+            "says_after": self.seconds,
+            "stall": self.stall,
+        }
 
     # -- on the step's own path --
 
@@ -104,6 +124,10 @@ class Watchdog:
 
     def stop(self) -> None:
         self._over.set()
+
+    def of(self, engine: Any) -> bool:
+        """Whether it watches this engine."""
+        return self._engine() is engine
 
     def _run(self) -> None:
         while not self._over.wait(self.seconds * EARLY / 2):
@@ -141,7 +165,9 @@ class Watchdog:
                 told = True
                 said, gone = board.read([str(other) for other in ranks])
                 known = None if gone else {int(other): text for other, text in said.items()}
-                _logger.warning("%s: %s", self.feature, self._stall(step, where, rank, known, ranks))
+                self.stall = self._stall(step, where, rank, known, ranks)
+                _logger.warning("%s: %s", self.feature, self.stall)
+        self.stall = ""
         if told and not self._over.is_set():
             _logger.warning("%s: %s went on after %.1f s", self.feature, step, time.monotonic() - since)
 
@@ -169,3 +195,9 @@ class Watchdog:
     def _rank(engine: Any) -> tuple[int, range]:
         group = getattr(engine, "dp_group", None)
         return getattr(engine, "dp_rank", 0), range(group.size() if group is not None else 0)
+
+
+def told(engine: Any, feature: str) -> dict[str, object] | None:
+    """Where the gathers of one feature in one engine stand; ``None`` where nobody watches them."""
+    dogs = (known() for known in list(_WATCHING))
+    return next((dog.told for dog in dogs if dog is not None and dog.feature == feature and dog.of(engine)), None)

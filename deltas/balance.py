@@ -328,6 +328,26 @@ def balance_started(engine: Any, peers: Any) -> None:
     scheduler._balance_watch = Watchdog("balance", engine, peers.names, threshold()).start()  # noqa: SLF001 - our own
 
 
+def balance_tells(engine: Any) -> dict[str, object]:
+    """What the gate knows at this moment, for who asks the process; read while the engine is at work.
+
+    Args:
+        engine: The engine core.
+    """
+    import time
+
+    scheduler = engine.scheduler
+    # The property would make a new queue for a new group: that is left to the step.
+    counted, group = scheduler._balance_group, getattr(engine, "dp_group", None)  # noqa: SLF001 - our own
+    tensors = scheduler._balance_counts if counted is None or counted is group else ()  # noqa: SLF001 - our own
+    counts = [int(count) for tensor in tensors for count in tensor.tolist()]
+    cap = scheduler._balance_cap()  # noqa: SLF001 - what the gate's own delta exports
+    # Since when requests wait at this rank because of another; kept by what counts that, where it does.
+    since = getattr(getattr(scheduler, "_balance_sight", None), "_since", None)
+    told = {"cap": cap, "counts": counts, "frozen": max(counts, default=0) >= cap}
+    return told if since is None else {**told, "frozen_for": round(time.monotonic() - since, 3)}
+
+
 def balance_scheduler(upstream: type) -> type:
     """``BalanceScheduler``, a subclass of the installed ``Scheduler``; ``schedule`` is added by the patcher.
 
@@ -540,6 +560,7 @@ FEATURE = Feature(
         observed=balance_observed,
         shared=balance_shared,
         started=balance_started,
+        tells=balance_tells,
         example={"scheduler_config": {KEY: True}},
     ),
     stand_in=PATCH_BALANCE_SCHEDULE,

@@ -5,8 +5,10 @@ Each takes the drive (see waves.py) and returns what came of it, as seen by who 
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -95,20 +97,20 @@ async def stop(run, rank, seconds):
     with slowed(rank, 2):
         step = await run.moving(asleep(rank))
         await asyncio.sleep(0.5)
-        still = await stopped(pids()[rank], seconds)
-    return {"step": step, "still": still, "answers": Counter(await run.moving(asyncio.gather(*jobs)))}
+        still, said = await stopped(pids()[rank], seconds)
+    return {"step": step, "still": still, "asked": said, "answers": Counter(await run.moving(asyncio.gather(*jobs)))}
 
 
 async def stop_worker(run, rank, seconds):
     """What runs the model for an engine core stands still, as a device that hangs: neither rank ends its step."""
     jobs = await loaded(run)
     (worker,) = [pid for pid in children(pids()[rank]) if b"resource_tracker" not in command(pid)]
-    still = await stopped(worker, seconds)
-    return {"still": still, "answers": Counter(await run.moving(asyncio.gather(*jobs)))}
+    still, said = await stopped(worker, seconds)
+    return {"still": still, "asked": said, "answers": Counter(await run.moving(asyncio.gather(*jobs)))}
 
 
 async def stopped(pid, seconds):
-    """SIGSTOP, and SIGCONT some seconds later: whether nothing was gathered between them.
+    """SIGSTOP, and SIGCONT some seconds later: whether nothing was gathered between them, and how all said they stand.
 
     What the engine cores say about it, they have said a moment after it is over.
     """
@@ -117,10 +119,19 @@ async def stopped(pid, seconds):
         await asyncio.sleep(0.1)
         gathers = gathered()
         await asyncio.sleep(seconds)
-        return gathers == gathered()
+        said = await asked(os.getpid())
+        return gathers == gathered(), said
     finally:
         os.kill(pid, signal.SIGCONT)
         await asyncio.sleep(1.5)
+
+
+async def asked(pid):
+    """What `status --pid` tells of a process, or of all below it: the JSON, and the exit status in it."""
+    command = [sys.executable, "-m", "balance_patcher", "status", "--pid", str(pid), "--format", "json"]
+    status = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await status.communicate()
+    return {**json.loads(out), "code": status.returncode}
 
 
 async def kill(run, rank):

@@ -9,6 +9,9 @@ from itertools import product
 
 import pytest
 
+from balance_patcher.inquiry import Inquiry
+from balance_patcher.terminal_inquiry import judged
+
 CAP = 4
 THRESHOLD = 3
 FORK = {"ENGINE_START": "fork"}
@@ -45,6 +48,14 @@ def said(run, incident):
         for line in run.during(incident)
         if (found := re.search(r"pid=(\d+)\) .*?(balance: .*)", line))
     ]
+
+
+def inquired(run, incident):
+    """What was said to who asked all processes, in the middle of an incident."""
+    told = run.result[incident]["asked"]
+    return Inquiry(
+        told["asked"], tuple(told["processes"]), (), {int(pid): word for pid, word in told["silent"].items()}
+    )
 
 
 def named(run, rank):
@@ -92,6 +103,33 @@ class TestOneEngineCoreStandsStill:
         assert run.result["stop"]["still"]
         assert run.result["stop"]["answers"] == {"answered": 6}
 
+    def test_asked_meanwhile_the_other_says_that_it_waits_in_the_gather(self, case):
+        run, rank, threshold = case
+        said = inquired(run, "stop")
+        (answer,) = said.answers
+        assert answer["pid"] == run.facts[1 - rank]["pid"]
+        (engine,) = answer["engines"]
+        assert (engine["rank"], engine["ranks"], engine["step"]) == (1 - rank, 2, run.result["stop"]["step"])
+        assert engine["engines_running"] is True
+        assert engine["running"] + engine["waiting"] > 0
+        balance = engine["features"]["balance"]
+        assert balance["watchdog"]["in_gather_for"] > threshold
+        assert f"missing: rank {rank} " in balance["watchdog"]["stall"]
+        assert [said for said in run.lines("balance: ON rank") if balance["line"] in said]
+        assert (balance["tells"]["cap"], len(balance["tells"]["counts"])) == (CAP, 2)
+        assert {int(rank): peer["pid"] for rank, peer in balance["ranks"].items()} == {
+            rank: fact["pid"] for rank, fact in enumerate(run.facts)
+        }
+        assert engine["errors"] == []
+
+    def test_and_the_one_that_stands_still_is_told_to_be_stopped(self, case):
+        run, rank, _ = case
+        said, pid = inquired(run, "stop"), run.facts[rank]["pid"]
+        assert run.result["stop"]["asked"]["code"] == 3
+        assert said.silent == {pid: "stopped"}
+        assert run.result["stop"]["asked"]["failures"][0]["code"] == "BP752"
+        assert judged(said) == f"rank {1 - rank} waits in the gather for rank {rank} (pid {pid}, stopped)."
+
 
 class TestOneWorkerStandsStill:
     """As a device that hangs: the ranks wait in the model, before their gather."""
@@ -111,6 +149,12 @@ class TestOneWorkerStandsStill:
     def test_every_request_is_answered(self, short):
         assert short.result["stop_worker"]["still"]
         assert short.result["stop_worker"]["answers"] == {"answered": 6}
+
+    def test_asked_meanwhile_both_say_that_they_have_not_come_to_their_gather(self, short):
+        said = inquired(short, "stop_worker")
+        assert [answer["pid"] for answer in said.answers] == [fact["pid"] for fact in short.facts]
+        assert short.result["stop_worker"]["asked"]["code"] == 0
+        assert judged(said).startswith("rank 0 and rank 1 have not come to their gather for more than 5 s: ")
 
 
 class TestTheEngineCoreOfRankZeroIsKilled:

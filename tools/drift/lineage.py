@@ -10,10 +10,11 @@ import ast
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from balance_patcher.bound import definitions
 from balance_patcher.errors import PatchError
 from balance_patcher.importing import imported
 from balance_patcher.source import Lane, ModuleText
-from balance_patcher.targets import FunctionNode, Target, definitions
+from balance_patcher.targets import FunctionNode, Target
 
 from .guarded import running
 
