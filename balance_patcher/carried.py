@@ -131,7 +131,8 @@ def extended(cls: type) -> type:
         raise TypeError(f"{cls.__module__}.{cls.__qualname__} is no dataclass")
     if any(field.name == FIELD for field in dataclasses.fields(cls)):
         return cls
-    made = dataclasses.make_dataclass(cls.__name__, [(FIELD, "dict | None", None)], bases=(cls,))
+    # Whatever stands in it: what cannot be decoded would end the server.
+    made = dataclasses.make_dataclass(cls.__name__, [(FIELD, Any, None)], bases=(cls,))
     made.__module__ = __name__
     return made
 

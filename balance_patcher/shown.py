@@ -134,7 +134,7 @@ class Shown:
         self.feature, self.measures, self._model = feature, feature.measures, model
         self._metrics = Metrics(feature.name, feature.measures, prometheus) if prometheus is not None else None
         self._heard: dict[int, Mapping[str, Any]] = {}  # what each engine said of itself last
-        self._since: dict[int, dict[str, Any]] = {}  # its figures since the last line
+        self._since: dict[int, dict[str, Any]] = {}  # of those that are on, their figures since the last line
 
     def hear(self, engine: int, told: Told | None) -> None:
         """An engine core has sent statistics, with this in them."""
@@ -154,10 +154,13 @@ class Shown:
         self._heard[engine] = about
         if about["on"]:
             self._add(self._since.setdefault(engine, {}), figures)
+        else:
+            self._since.pop(engine, None)
 
     def line(self) -> str:
         """The line for the log since the last one; empty where the feature is on nowhere, or nothing was done."""
-        since, self._since = self._since, {}
+        since, shown = self._since, [metric.name for metric in self.measures.metrics if metric.kind == "gauge"]
+        self._since = {engine: {name: of[name] for name in shown if name in of} for engine, of in since.items()}
         line = self.measures.line(since) if since else ""
         return f"{self.feature.name}: {line}" if line else ""
 

@@ -472,6 +472,15 @@ class TestShowing:
         assert page.line().startswith("balance: on in 1 engine; frozen 2 of 4 steps (50.0 %), 1.0 s; ")
         assert page.line() == ""
 
+    def test_an_engine_that_was_quiet_is_on_all_the_same(self, page: Shown) -> None:
+        page.hear(0, ON)
+        page.hear(1, {**ON, "figures": {"requests_waiting_while_frozen": 2, "gather_seconds": [0.001]}})
+        assert page.line().startswith("balance: on in 2 engines; frozen 0 of 1 steps (0.0 %), ")
+        page.hear(0, {**ON, "figures": {"gather_seconds": [0.001]}})
+        line = page.line()
+        assert line.startswith("balance: on in 2 engines; frozen 0 of 1 steps (0.0 %), ")
+        assert "waiting while frozen: 2 reqs" in line
+
     def test_without_prometheus_there_is_the_line(self) -> None:
         page = Shown(feature(balance_sight.MEASURES), None, "model")
         page.hear(0, {**ON, "figures": {"gather_seconds": [0.001]}})

@@ -95,6 +95,14 @@ class TestTheBorder:
         assert (arrived.engine_index, arrived.scheduler_stats.num_running_reqs) == (1, 3)
         assert arrived.scheduler_stats.kv_cache_usage == 0.5
 
+    @pytest.mark.parametrize("nonsense", ["text", 7, [1], {"balance": 7}, {"other": {}}], ids=repr)
+    def test_whatever_is_carried_the_message_arrives(self, nonsense):
+        server = client()
+        carried.receive(server)
+        arrived = sent(carrying(nonsense), server)
+        assert arrived.scheduler_stats.num_running_reqs == 3
+        assert carried.read(arrived.scheduler_stats) == (nonsense if isinstance(nonsense, dict) else {})
+
     def test_a_server_without_us_reads_what_upstream_sends(self):
         from vllm.v1.engine import EngineCoreOutputs
         from vllm.v1.metrics.stats import SchedulerStats
