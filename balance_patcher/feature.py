@@ -13,6 +13,7 @@ from typing import Any
 from .addition import Addition
 from .delta import APART, TARGET, Anchor, Delta, Override, There, bad, check_target, declared_here, is_private, need_all
 from .errors import refuse
+from .measures import Measures
 from .pattern import compile_pattern
 from .standin import StandIn
 
@@ -285,6 +286,7 @@ class Feature:
         after: Features whose edits come before its own where both edit at one point.
         distribution: The distribution that brings it; empty for one of this repository. The registry sets it.
         adds: Names that it gives to upstream's own modules and classes.
+        measures: The figures that engine cores in which it runs send to the server.
     """
 
     name: str
@@ -302,10 +304,13 @@ class Feature:
     after: tuple[str, ...] = ()
     distribution: str = field(default="", compare=False)
     adds: tuple[Addition, ...] = ()
+    measures: Measures | None = None
 
     def __post_init__(self) -> None:
         need_all("deltas", self.deltas, Delta)
         self._check_relations()
+        if self.measures is not None and self.process == "worker":
+            raise bad(f"feature {self.name!r} is decided in workers, and statistics are sent by engine cores")
         names = [delta.name for delta in self.deltas]
         strange = [name for name in names if not name.startswith(f"{self.name}.")]
         if strange and not self.parts:

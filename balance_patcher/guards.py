@@ -19,6 +19,7 @@ from .finders import WrappedLoader, WrappingFinder, put, take_out
 from .late import refuse_late, refuse_undecided
 from .proof import inner_functions
 from .readback import confirm
+from .shown import built, given
 
 _LOCK = threading.RLock()
 _logger = logging.getLogger("vllm.balance_patcher")
@@ -32,7 +33,8 @@ class Guard:
     Attributes:
         module: The module of the class.
         name: Its name there.
-        process: What is decided there, ``engine`` or ``worker``.
+        process: What is decided there, ``engine`` or ``worker``; or ``server``, where nothing is decided and what it
+            hears is shown.
         method: Another one than the constructor: by then it has to have been decided.
     """
 
@@ -54,7 +56,8 @@ class Guard:
                 _AWAITED.setdefault(self.module, {})[self.name] = self
                 put(Finder)
             elif self._upstream(owner) is None and hasattr(owner, self.method):
-                through = _through if self.method == "__init__" else _after
+                kinds = {"server": _shown}
+                through = kinds.get(self.process, _through if self.method == "__init__" else _after)
                 setattr(owner, self.method, through(getattr(owner, self.method), self))
 
     def armed(self) -> bool:
@@ -165,6 +168,17 @@ def _after(upstream: Any, guard: Guard) -> Any:
     return method
 
 
+def _shown(upstream: Any, guard: Guard) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        upstream(self, *args, **kwargs)
+        built(self, given(upstream, self, args, kwargs))
+
+    __init__.__qualname__ = f"{guard.name}.__init__"
+    __init__.__doc__ = upstream.__doc__
+    __init__.__wrapped__ = upstream  # type: ignore[attr-defined]
+    return __init__
+
+
 #: The code of every call-through; each has a cell of its own.
 CALL_THROUGH = _through(object.__init__, Guard("", "", "")).__code__
-_OURS = (CALL_THROUGH, _after(object.__init__, Guard("", "", "")).__code__)
+_OURS = (CALL_THROUGH, *(kind(object.__init__, Guard("", "", "")).__code__ for kind in (_after, _shown)))

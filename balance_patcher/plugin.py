@@ -27,6 +27,9 @@ WORKER = Guard("vllm.v1.worker.worker_base", "WorkerBase", "worker")
 # All workers, that is, whose own class calls the constructor of its base. This one they pass whatever it does, right
 # after they were made, and also where a general plugin has armed only while they were.
 WRAPPER = Guard("vllm.v1.worker.worker_base", "WorkerWrapperBase", "worker", "init_device")
+# In a server: what reads the messages of engine cores, and what has vLLM's stat loggers. Nothing is decided there.
+CLIENT = Guard("vllm.v1.engine.core_client", "MPClient", "server")
+LOGGERS = Guard("vllm.v1.metrics.loggers", "StatLoggerManager", "server")
 
 
 def _wanted() -> bool:
@@ -38,7 +41,7 @@ def arm() -> None:
     """Make ``EngineCore.__init__`` call through us, now or when its module is imported; twice is once.
 
     The base of the workers does so too: there what belongs to a worker is decided. And what holds a worker looks
-    whether it was.
+    whether it was. What a server hears engine cores with calls through us to show what features measure.
     The modules of other projects that a feature stands in for are watched for from then on.
     """
     if not _wanted():
@@ -46,6 +49,8 @@ def arm() -> None:
     ENGINE.arm()
     WORKER.arm()
     WRAPPER.arm()
+    CLIENT.arm()
+    LOGGERS.arm()
     takeover.watch()
 
 
@@ -121,6 +126,8 @@ def disarm() -> None:
         PatchError: BP606, if somebody has wrapped one since; taking ours out would lose theirs.
     """
     takeover.unwatch()
+    LOGGERS.disarm()
+    CLIENT.disarm()
     WRAPPER.disarm()
     WORKER.disarm()
     ENGINE.disarm()

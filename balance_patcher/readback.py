@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import answering, ranks
 from .bindings import Installation, bypassed, holders, overwritten, runs
 from .byname import asked_by_name
+from .carried import Told, carry, complain, send
 from .decided import decided
 from .errors import PatchError, refuse
 from .feature import Feature
 from .installation import LOCK as BINDING
 from .installation import bound, installed
+from .joining import joins
 from .origins import origin_of
+from .outcome import made_for
 from .registry import of_others
 from .takeover import left_alone
 from .wanted import LEFT, bound_by, decided_in, rule_of, who_asks
@@ -63,6 +67,7 @@ def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
     facts = rule.observed(engine) if rule.observed is not None else {}
     if not decided(vllm_config, feature.name):
         _refuse_another(feature, vllm_config, facts)
+        _measure_nothing(feature, engine, vllm_config)
         return
     changed = (*overwritten(installation), *bypassed(installation)) if installation is not None else ()
     if changed:
@@ -78,6 +83,38 @@ def _confirm(feature: Feature, engine: Any, vllm_config: Any) -> None:
     _logger.info("%s", told_on(feature, installation, engine, vllm_config, source, facts))
     if rule.started is not None:
         rule.started(engine, ranks.peers(engine, feature.name))
+    if feature.measures is not None:
+        try:
+            taken = feature.measures.taken(engine)
+        except Exception as error:  # noqa: BLE001 - figures must not stop an engine
+            complain(f"what {feature.name} measures cannot be told", error)
+            return
+        said = _about({"digest": installation.digest, "source": source, **facts})
+        _tell(feature, engine, lambda: {"on": True, "about": said, "figures": taken()})
+
+
+def _measure_nothing(feature: Feature, engine: Any, vllm_config: Any) -> None:
+    """What was asked for and is off is told to the server, with the reason; what nobody asked for is not."""
+    made = made_for(vllm_config, feature.process) or ()
+    decision = next((one for one in made if one.feature == feature.name and one.source is not None), None)
+    if feature.measures is None or decision is None:
+        return
+    why = decision.failures[0].headline if decision.failures else decision.reason.partition(" because ")[2]
+    said = _about({"source": decision.source, "reason": why})
+    _tell(feature, engine, lambda: {"on": False, "about": said})
+
+
+def _about(facts: Mapping[str, object]) -> dict[str, str]:
+    return {
+        "patcher": vars(sys.modules[__package__])["__version__"],
+        **{name: str(value) for name, value in facts.items()},
+    }
+
+
+def _tell(feature: Feature, engine: Any, tell: Callable[[], Told]) -> None:
+    carry(engine, feature.name, tell)
+    if not joins():  # the server does not know an engine core that joins a group, until it does
+        send(engine)
 
 
 def _active(feature: Feature, engine: Any, vllm_config: Any) -> list[answering.Active]:

@@ -72,10 +72,11 @@ class Watchdog:
         stall: What was said of the wait that goes on now; empty if nothing was.
         gathers: How many were completed on this group.
         moved: When the last one was completed.
+        stalls: How many waits were said so far.
     """
 
     def __init__(self, feature: str, engine: Any, names: Mapping[int, str], seconds: float = THRESHOLD) -> None:
-        self.feature, self.seconds = feature, seconds
+        self.feature, self.seconds, self.stalls = feature, seconds, 0
         self.since, self.gathers, self.moved = 0.0, 0, time.monotonic()
         self._rested = self.moved
         self._engine: Callable[[], Any] = weakref.ref(engine)
@@ -163,6 +164,7 @@ class Watchdog:
                 board.write(str(rank), where)
             if not told and time.monotonic() - since >= self.seconds:
                 told = True
+                self.stalls += 1
                 said, gone = board.read([str(other) for other in ranks])
                 known = None if gone else {int(other): text for other, text in said.items()}
                 self.stall = self._stall(step, where, rank, known, ranks)

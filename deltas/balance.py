@@ -45,7 +45,7 @@ from balance_patcher.feature import (
 )
 from balance_patcher.watchdog import Watchdog, threshold
 
-from . import balance_scaling, balance_seam
+from . import balance_scaling, balance_seam, balance_sight
 from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
 from .balance_seam import ASKED, SEAM
@@ -326,6 +326,8 @@ def balance_started(engine: Any, peers: Any) -> None:
     scheduler._balance_engine = weakref.ref(engine)  # noqa: SLF001 - our own
     scheduler._balance_peers = peers  # noqa: SLF001 - our own
     scheduler._balance_watch = Watchdog("balance", engine, peers.names, threshold()).start()  # noqa: SLF001 - our own
+    sight = scheduler._balance_sight  # noqa: SLF001 - our own
+    sight.engine, sight.names, sight.watch = weakref.ref(engine), peers.names, scheduler._balance_watch  # noqa: SLF001
 
 
 def balance_tells(engine: Any) -> dict[str, object]:
@@ -369,6 +371,7 @@ def balance_scheduler(upstream: type) -> type:
         _balance_enabled = False
         _balance_engine: Any = None  # a weak reference, from the moment when the engine has been built
         _balance_watch: Watchdog | None = None
+        _balance_sight: balance_sight.Sight | None = None  # only there when balance is on
         _balance_peers: Any = None
         _balance_group: Any = None  # the group of the last gather
 
@@ -379,11 +382,21 @@ def balance_scheduler(upstream: type) -> type:
             asks = balance_asked_by(self.vllm_config) is not None
             self._balance_enabled = asks if decision is None else decision
             if self._balance_enabled:
+                self._balance_sight = balance_sight.Sight()
                 self._balance_reset(self.vllm_config.parallel_config.data_parallel_size)
             short_request_first(self)
 
         @property
         def balance_queue(self) -> list[torch.Tensor]:
+            if self._balance_sight is not None:
+                self._balance_sight.looked = True  # by the gate, in `schedule`
+            return self._balance_current()
+
+        @balance_queue.setter
+        def balance_queue(self, counts: list[torch.Tensor]) -> None:
+            self._balance_counts = counts
+
+        def _balance_current(self) -> list[torch.Tensor]:
             engine = self._balance_engine() if self._balance_engine is not None else None
             # Fault recovery and elastic scaling put another group in place; of that nothing has been counted yet.
             counted = self._balance_group
@@ -392,13 +405,11 @@ def balance_scheduler(upstream: type) -> type:
                 self._balance_reset(engine.dp_group.size())
             return self._balance_counts
 
-        @balance_queue.setter
-        def balance_queue(self, counts: list[torch.Tensor]) -> None:
-            self._balance_counts = counts
-
         def balance_rest(self) -> None:
             """All ranks have come to rest together; what happens until they go on again has not been counted."""
             self._balance_reset(len(self._balance_counts))
+            if self._balance_sight is not None:
+                self._balance_sight.rests()
 
         def _balance_reset(self, ranks: int) -> None:
             self._balance_counts = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
@@ -420,14 +431,16 @@ def balance_scheduler(upstream: type) -> type:
             group = dp_group if dp_group is not None else getattr(self, "dp_group", None)
             if group is None:
                 raise ValueError("balance_gather needs the data-parallel group: pass it, or set `dp_group`")
-            if len(self.balance_queue) != group.size():
+            if len(self._balance_current()) != group.size():
                 self._balance_reset(group.size())
             count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
-            watch = self._balance_watch
+            watch, sight = self._balance_watch, self._balance_sight
+            if sight is not None:
+                sight.enters(self)
             if watch is not None:
                 watch.enters(anew=group is not self._balance_group)
             try:
-                dist.all_gather(self.balance_queue, count, group=group)
+                dist.all_gather(self._balance_counts, count, group=group)
             except BaseException:
                 self._balance_reset(group.size())
                 raise
@@ -435,6 +448,8 @@ def balance_scheduler(upstream: type) -> type:
                 self._balance_group = group
                 if watch is not None:
                     watch.leaves()
+            if sight is not None:
+                sight.leaves(int(count))
 
         def balance_scales(self, engine: Any, request: Any) -> None:
             """Elastic scaling was asked for: tell the ranks that join what runs here.
@@ -564,6 +579,7 @@ FEATURE = Feature(
         example={"scheduler_config": {KEY: True}},
     ),
     stand_in=PATCH_BALANCE_SCHEDULE,
+    measures=balance_sight.MEASURES,
     launches=(
         LaunchPath(
             "AsyncLLM", "tested", "internal balancing, spawned and forked", "tests/engine/test_engines.py::TestOn"

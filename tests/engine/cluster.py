@@ -33,6 +33,7 @@ class Launched:
         seconds: Seconds from the start to the end.
         answers: For each request, how many tokens it asked for and how many it got; none where it failed.
         gathers: For each rank, how often it had gathered when all was at rest.
+        pages: What each server said at ``/metrics`` then.
         codes: The exit status of each command.
         logs: What each command printed.
         facts: For each rank, what ran there.
@@ -46,6 +47,7 @@ class Launched:
     seconds: float = 0.0
     answers: list[tuple[int, int]] = field(default_factory=list)
     gathers: list[int] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
     codes: list[int | None] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     facts: list[dict] = field(default_factory=list)
@@ -144,6 +146,10 @@ class Cluster:
         with ThreadPoolExecutor(len(lengths)) as pool:
             self.launched.answers += zip(lengths, pool.map(_answer, ports, lengths), strict=True)
 
+    def page(self, port: int) -> str:
+        """What a server says at ``/metrics``; empty where it does not answer."""
+        return (_asked(port, "GET", "/metrics", ANSWER) or b"").decode()
+
     def rest(self) -> None:
         """Wait until the engine cores have come to rest: all have gathered as often, and none gathers any more."""
         files, seen, since = [], None, time.monotonic()
@@ -198,6 +204,7 @@ def served(folder: Path, commands: Sequence[Command]) -> Launched:
             for _ in range(2):
                 cluster.ask(BURST)
                 cluster.rest()
+            cluster.launched.pages = [cluster.page(port) for port in cluster.ports]
     return cluster.launched
 
 

@@ -7,6 +7,7 @@ import tempfile
 
 import cluster
 import launches
+import metrics
 import pytest
 
 OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm.v1.engine.core:")
@@ -62,6 +63,11 @@ def run(request, started):
     return started(request.param)
 
 
+@pytest.fixture(scope="module", params=ways(*(name for name in EVERY if name != "offline")))
+def served(request, started):
+    return started(request.param)
+
+
 @pytest.fixture(scope="module", params=ways("two servers"))
 def two_servers(request, started):
     return started(request.param)
@@ -114,6 +120,27 @@ class TestEachWay:
 
     def test_nothing_is_left_running(self, run):
         assert not run.left
+
+
+class TestFigures:
+    """What the servers show together, however many there are and wherever the engine cores stand."""
+
+    def test_each_gather_is_counted_once(self, served):
+        # Several servers of one command keep their figures together, and each shows all of them.
+        pages = served.pages if len(served.codes) == len(served.pages) > 1 else served.pages[:1]
+        counted = [metrics.plain(page)["gather_seconds_count"] for page in pages]
+        assert {rank: count for of in counted for rank, count in of.items()} == {
+            str(rank): count for rank, count in enumerate(served.gathers)
+        }
+        assert sum(map(len, counted)) == len(served.gathers)
+
+    def test_the_frozen_steps_are_those_of_the_engine_cores(self, served):
+        counted = {k: v for page in served.pages for k, v in metrics.plain(page)["frozen_steps_total"].items()}
+        assert counted == {str(rank): metrics.frozen(steps, launches.CAP) for rank, steps in enumerate(served.steps)}
+
+    def test_each_engine_says_that_balance_is_on(self, served):
+        enabled = {k: v for page in served.pages for k, v in metrics.plain(page)["enabled"].items()}
+        assert enabled == {str(rank): 1.0 for rank in range(len(served.steps))}
 
 
 class TestTwoServers:
