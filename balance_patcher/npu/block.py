@@ -14,8 +14,8 @@ NO_DEVICE = (
 )
 
 NOT_VERIFIED = (
-    "Not verified here: what a kernel of the device does inside itself, and graphs (the run is eager). The rows that are "
-    "not of balance's places may differ, because off and on do not run the same requests in the same step."
+    "Not verified here: what a kernel of the device does inside itself, and graphs (the run is eager). Rows of other "
+    "places may differ, because off and on do not run the same requests in the same step."
 )
 
 
@@ -55,7 +55,8 @@ def _headline(judged: Judged, device: str) -> str:
 
 
 def _control(on: Seen, device: str) -> str:
-    return f"With the counts of the ranks put on the {device.upper()} as a control, {on.control} reads were seen in `schedule`."
+    where = f"With the counts of the ranks put on the {device.upper()} as a control"
+    return f"{where}, {on.control} reads were seen in `schedule`."
 
 
 def _listed(facts: Iterable[Mapping[str, Any]], name: str) -> str:

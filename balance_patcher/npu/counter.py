@@ -112,19 +112,26 @@ def wrap_waits(counts: Counts) -> list[str]:
         return found
     for owner in (module, *(getattr(module, name, None) for name in _WAITING)):
         function = getattr(owner, "synchronize", None)
-        if function is None or hasattr(function, "balance_counted"):
+        if function is None:
             continue
+        where = f"{getattr(owner, '__name__', owner)}.synchronize"
+        if hasattr(function, "balance_counts"):  # a process is asked more than once
+            function.balance_counts.append(counts)
+            found.append(where)
+            continue
+        heard = [counts]
 
-        def counted(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
-            counts.add(WAIT)
+        def counted(*args: Any, _function: Any = function, _heard: Any = heard, **kwargs: Any) -> Any:
+            for one in _heard:
+                one.add(WAIT)
             return _function(*args, **kwargs)
 
-        counted.balance_counted = True  # type: ignore[attr-defined]
+        counted.balance_counts = heard  # type: ignore[attr-defined]
         try:
             owner.synchronize = functools.wraps(function)(counted)
         except (AttributeError, TypeError):  # a class in C that takes no attributes
             continue
-        found.append(f"{getattr(owner, '__name__', owner)}.synchronize")
+        found.append(where)
     return found
 
 

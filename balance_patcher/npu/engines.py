@@ -79,7 +79,7 @@ class Engine:
         command = [sys.executable, "-m", "balance_patcher.npu.driver", json.dumps(settings)]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=environment(root, self.folder, mode, device), cwd=self.folder, start_new_session=True,
+                command, env=environment(root, self.folder, mode, device, model), cwd=self.folder, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
@@ -206,12 +206,13 @@ def furnish(root: Path) -> None:
     (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
 
 
-def environment(root: Path, folder: Path, mode: str, device: str) -> dict[str, str]:
-    """This process's environment, and what the check sets over it."""
+def environment(root: Path, folder: Path, mode: str, device: str, model: str) -> dict[str, str]:
+    """This process's environment, and what the check sets over it; a model of the owner's own may be fetched."""
     package = Path(__file__).resolve().parents[2]
     path = [str(root / "site"), *([] if package.name in ("site-packages", "dist-packages") else [str(package)])]
     path += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     left = [*_OWN, *(() if device == "cpu" else _CPU_ONLY)]
+    left += [] if Path(model).is_dir() else ["HF_HUB_OFFLINE"]
     return {
         **os.environ, **{name: value for name, value in ENVIRONMENT.items() if name not in left},
         **plugins(os.environ), "BALANCE_PATCHER": "off" if mode == "unpatched" else "auto",

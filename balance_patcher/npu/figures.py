@@ -102,7 +102,8 @@ def judge(off: Seen, on: Seen) -> Judged:
         why.append("no gather was timed")
     if why:
         return Judged(Verdict.UNKNOWN, tuple(why))
-    added, unclear = [], []
+    added: list[str] = []
+    unclear: list[str] = []
     for place in OURS:
         for kind in KINDS:
             with_it, without = on.a_step([kind], [place]), off.a_step([kind], [place])

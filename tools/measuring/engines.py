@@ -96,7 +96,7 @@ def reads(lane: str, found: Mapping[str, Any]) -> list[Row]:
         limit = base if mode != "unpatched" else None
         what = f"host reads where balance works, {mode}"
         if sound:
-            rows.append(Row("engine", lane, what, "n", ours, ours, ours, limit, why))
+            rows.append(Row("engine", lane, what, "n", ours, ours, ours, limit, why=why))
         else:
             rows.append(Row("engine", lane, what, "n", limit=base, why="the counter did not count"))
     return rows

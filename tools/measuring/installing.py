@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .machine import ROOT
 from .ratios import middle
 from .results import Row, row, shares
 
@@ -37,11 +37,13 @@ def measure(lane: str, tell: Callable[[str], None], scale: float = 1.0) -> list[
     """
     fresh, repeated = max(1, round(FRESH * scale)), max(2, round(REPEATED * scale))
     samples: dict[str, list[dict[str, Any]]] = {what: [] for what in LIMITS}
+    tell("install: which features fit this lane")
+    names = {"balance": ["balance"], "all": _asked("fitting")}
     for at in range(fresh):
         for what in LIMITS:
             tell(f"install: {TITLES[what]}, fresh process {at + 1} of {fresh}")
             # The last one goes on, to be installed again and again.
-            samples[what].append(_fresh(what, repeated if at == fresh - 1 else 0))
+            samples[what].append(_asked(str(repeated if at == fresh - 1 else 0), *names[what]))
     return [one for what in LIMITS for one in rows(lane, what, samples[what])]
 
 
@@ -57,10 +59,11 @@ def rows(lane: str, what: str, samples: Sequence[Mapping[str, Any]]) -> list[Row
     names = samples[0]["stages"]
     stages = {name: median(one["stages"][name] for one in samples) for name in names}
     total = middle([one["install"] for one in samples])
+    spent = median(one["spent"] for one in samples)
     features = ", ".join(samples[0]["features"])
     made = [
-        row("install", lane, f"{title}, fresh process", "ms", total, limit=LIMITS[what], why=shares(stages),
-            detail=stages),
+        row("install", lane, f"{title}, fresh process", "ms", total, limit=LIMITS[what], spent=spent,
+            why=f"{shares(stages)}; {spent:.1f} ms of processor time", detail=stages),
         *(row("install", lane, f"  {name}", "ms", middle([one["stages"][name] for one in samples])) for name in names),
         row("install", lane, f"{title}: importing ours, before it", "ms", middle([one["import"] for one in samples]),
             why=f"features: {features}" if what == "all" else ""),
@@ -71,28 +74,26 @@ def rows(lane: str, what: str, samples: Sequence[Mapping[str, Any]]) -> list[Row
     return made
 
 
-def _fresh(what: str, repeated: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tools.measuring.installing", what, str(repeated)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ, cwd=Path(__file__).resolve().parents[2]
-    )
+def _asked(*words: str) -> Any:
+    """What a fresh process of this module says."""
+    command = [sys.executable, "-m", "tools.measuring.installing", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, cwd=ROOT)
     said = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not said:
         sys.stderr.write(done.stdout + done.stderr)
-        raise RuntimeError(f"installing {what} failed with status {done.returncode}")
-    found: dict[str, Any] = json.loads(said[-1].removeprefix(MARK))
-    return found
+        raise RuntimeError(f"`{' '.join(command[1:])}` ended with status {done.returncode}")
+    return json.loads(said[-1].removeprefix(MARK))
 
 
 # -- in the fresh process ------------------------------------------------------------------------------
 
 
-def install_once(what: str, repeated: int) -> dict[str, Any]:
+def install_once(repeated: int, names: Sequence[str]) -> dict[str, Any]:
     """Import vLLM as an engine core has it when it decides, install, and say how long each stage took.
 
     Args:
-        what: ``balance`` or ``all``.
-        repeated: How often it is installed again.
+        repeated: How often they are installed again.
+        names: The features.
     """
     import gc
     import time
@@ -103,19 +104,20 @@ def install_once(what: str, repeated: int) -> dict[str, Any]:
 
     begin = time.perf_counter()
     from balance_patcher.installation import uninstall
-    from balance_patcher.registry import features, find_feature
+    from balance_patcher.registry import find_feature
 
-    chosen = [find_feature("balance")] if what == "balance" else list(features())
+    chosen = [find_feature(name) for name in names]
     imported = 1000 * (time.perf_counter() - begin)
-    if what == "all":
-        chosen = _fitting(chosen)
 
     from .stages import Stages
 
     gc.collect()
     stages = Stages()
     with stages:
-        took = _install(chosen, stages)
+        began = time.process_time()
+        took = _install(chosen)
+        spent = 1000 * (time.process_time() - began)
+    stages.rest(took)
     first = dict(stages.times)
     again = []
     for _ in range(repeated):
@@ -126,12 +128,12 @@ def install_once(what: str, repeated: int) -> dict[str, Any]:
         _install(chosen)
         again.append(1000 * (time.perf_counter() - begin))
     return {
-        "install": took, "stages": first, "import": imported, "again": again,
-        "features": [feature.name for feature in chosen],
+        "install": took, "spent": spent, "stages": first, "import": imported, "again": again,
+        "features": list(names),
     }  # fmt: skip
 
 
-def _install(chosen: Sequence[Any], stages: Any = None) -> float:
+def _install(chosen: Sequence[Any]) -> float:
     """As a decision does it: what shares a function together. Milliseconds."""
     import time
 
@@ -141,21 +143,7 @@ def _install(chosen: Sequence[Any], stages: Any = None) -> float:
     begin = time.perf_counter()
     for group in overlapping(chosen):
         install_together(group)
-    took = 1000 * (time.perf_counter() - begin)
-    if stages is not None:
-        stages.rest(took)
-    return took
-
-
-def _fitting(chosen: Sequence[Any]) -> list[Any]:
-    """Those of the features that this lane can have; asked of a process of its own, so that nothing here is warm."""
-    names = os.environ.get("BALANCE_BENCH_FEATURES")
-    if names is None:
-        asked = [sys.executable, "-m", "tools.measuring.installing", "fitting", "0"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=os.environ)
-        line = next(line for line in done.stdout.splitlines() if line.startswith(MARK))
-        names = ",".join(json.loads(line.removeprefix(MARK)))
-    return [feature for feature in chosen if feature.name in names.split(",")]
+    return 1000 * (time.perf_counter() - begin)
 
 
 def fitting() -> list[str]:
@@ -175,7 +163,6 @@ def fitting() -> list[str]:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1]
-    sys.stdout.write(
-        MARK + json.dumps(fitting() if wanted == "fitting" else install_once(wanted, int(sys.argv[2]))) + "\n"
-    )
+    first, *others = sys.argv[1:]
+    answer = fitting() if first == "fitting" else install_once(int(first), others)
+    sys.stdout.write(MARK + json.dumps(answer) + "\n")

@@ -37,6 +37,8 @@ class Row:
         low: The lower end of its interval, or the value.
         high: The upper end.
         limit: The target: no more than this.
+        spent: Of a time by the clock, how much of it the processor worked for us. Where that alone is within the
+            target, other work on the machine may be why the target looks missed.
         why: One sentence made of what was measured; of a target that is missed, where the time goes.
         detail: What the sentence was made of.
     """
@@ -49,6 +51,7 @@ class Row:
     low: float = 0.0
     high: float = 0.0
     limit: float | None = None
+    spent: float | None = None
     why: str = ""
     detail: Mapping[str, float] = field(default_factory=dict)
 
@@ -61,7 +64,8 @@ class Row:
             return Verdict.UNKNOWN
         if self.high <= self.limit:
             return Verdict.MET
-        return Verdict.MISSED if self.low > self.limit else Verdict.UNSURE
+        held_up = self.spent is not None and self.spent <= self.limit
+        return Verdict.MISSED if self.low > self.limit and not held_up else Verdict.UNSURE
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict.value}

@@ -46,7 +46,7 @@ def measure(lane: str, tell: Tell, scale: float = 1.0) -> list[Row]:
         levels, bases = [], []
         for admissions in ADMISSIONS if scale >= 1 else (1, TARGET[1]):
             step = (number, admissions)
-            rounds = max(10, int(scale * ROUNDS * (OF_TARGET if step == TARGET else 1)))
+            rounds = max(3, int(scale * ROUNDS * (OF_TARGET if step == TARGET else 1)))
             tell(f"schedule(): {number} ranks, {admissions} admissions, {rounds} rounds")
             kinds = (UPSTREAM, AGAIN, DISABLED, ENABLED, NAIVE)
             samples = in_turns({kind: _variant(kind, number, admissions) for kind in kinds}, rounds)

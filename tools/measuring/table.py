@@ -30,7 +30,7 @@ def show(results: Results, console: Console) -> None:
     for part, rows in groupby(results.rows, lambda one: one.part):
         console.print(_table(part, list(rows)))
     for name, why in results.lost.items():
-        console.print(f"[red]not measured[/]: {name}: ", Text(why))
+        console.print(f"[red]not measured[/]: {name}:", Text(why))
     machine = results.machine
     console.print(Text(
         f"{machine['cpu']}, {machine['cores']} cores; Python {machine['python']}; commit {machine['commit'][:12]}"
@@ -41,7 +41,7 @@ def show(results: Results, console: Console) -> None:
         console.print(Text(f"lane {name}: " + ", ".join(f"{what} {value}" for what, value in lane.items())))
     if busy(machine):
         console.print("[yellow]The machine was busy when the bench began: intervals are wider than they need be.[/]")
-    console.print("targets: ", _summary(results.rows))
+    console.print("targets:", _summary(results.rows))
 
 
 def _table(part: str, rows: Sequence[Row]) -> Table:

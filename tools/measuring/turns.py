@@ -39,11 +39,12 @@ def in_turns(variants: Mapping[str, Make], rounds: int) -> dict[str, list[float]
     names = list(variants)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _started(variants) as pipes:
-        for at in range(WARM_UP + rounds):
+        warm_up = min(WARM_UP, rounds)
+        for at in range(warm_up + rounds):
             first = at % len(names)
             for name in [*names[first:], *names[:first]]:
                 taken = _asked(name, pipes[name])
-                if at >= WARM_UP:
+                if at >= warm_up:
                     samples[name].append(float(taken))
     return samples
 
