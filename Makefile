@@ -91,14 +91,10 @@ test-all: test  ## what `make test` does, branch coverage, every way to start en
 soak: lanes  ## 1,000 random waves over both lanes and both scheduling modes, in real engines; some twenty minutes
 	$(call on_each_lane,SOAK_WAVES='$(or $(WAVES),250)' SOAK_SEED='$(SEED)' $(IN_LANE) -q -s tests/engine/test_soak.py)
 
+# PART=install, schedule, gather, verify, drift or engine; CHECK=1 fails, unless every target is met for sure.
 .PHONY: bench
-bench: lanes  ## ratios to upstream's own work on each lane's real vLLM; JSON in .bench/
-	@mkdir -p .bench; names=$(call LANES); \
-	for name in $$names; do \
-		echo "lane $$name: benchmarks"; \
-		$(IN_LANE) -q tests/bench \
-			--benchmark-group-by=group --benchmark-columns=median,min,rounds --benchmark-json=".bench/$$name.json"; \
-	done
+bench: lanes  ## what the patch costs beside upstream's own work, on each lane; a table, and JSON in .bench/; ten minutes
+	@$(BIN)/python -m tools.bench $(addprefix --part ,$(PART)) $(if $(CHECK),--check)
 
 .PHONY: lanes
 lanes: .venv/.made-dev  ## make the environment of each lane; nothing is done for one that is up to date

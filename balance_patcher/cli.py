@@ -39,6 +39,7 @@ from .lanes import declared_lanes, lane_named
 from .live import check_live
 from .loading import chosen_features
 from .newdelta import new_delta as propose_delta
+from .npu.session import detected, run_check
 from .outputs import write
 from .pins import missing_lane, pin_failure, prove_pin, read_pins
 from .registry import all_broken as broken
@@ -524,3 +525,27 @@ def demo(
     run_demo(
         requests, seed, console, live=console.is_terminal if format is DemoFormat.auto else format is DemoFormat.live
     )
+
+
+# -- npu-check -------------------------------------------------------------------------------
+
+
+class Device(str, Enum):
+    """Whose memory counts as the device's."""
+
+    auto = "auto"
+    npu = "npu"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+@app.command()
+def npu_check(
+    model: Annotated[str, typer.Option(help="Loaded with dummy weights; without it, a tiny mixture of experts.")] = "",
+    device: Annotated[Device, typer.Option(help="The device; auto: NPU, else CUDA, else the CPU.")] = Device.auto,
+) -> None:
+    """Count device synchronisations per step, balance off and on; prints Markdown for a pull request."""
+    chosen = detected() if device is Device.auto else device.value
+    text, ends = run_check(model, chosen, lambda what: typer.echo(what, err=True))
+    typer.echo(text)
+    raise typer.Exit(ends)

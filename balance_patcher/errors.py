@@ -184,6 +184,9 @@ CATALOGUE: dict[str, tuple[str, Outcome]] = {
     "BP950": ("bad line in a trace", _U),
     "BP951": ("bad line of measured steps", _U),
     "BP952": ("simulation failed", _X),
+    # measuring
+    "BP960": ("cannot be measured", _X),
+    "BP961": ("an engine of the check failed", _X),
 }
 
 

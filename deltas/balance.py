@@ -48,6 +48,7 @@ from balance_patcher.watchdog import Watchdog, threshold
 from . import balance_scaling, balance_seam, balance_sight
 from .asking import NESTED, asked, kv_role, places, written
 from .balance_ascend import PATCH_BALANCE_SCHEDULE, ascend_config, short_request_first
+from .balance_counts import zero_counts
 from .balance_seam import ASKED, SEAM
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -412,7 +413,7 @@ def balance_scheduler(upstream: type) -> type:
                 self._balance_sight.rests()
 
         def _balance_reset(self, ranks: int) -> None:
-            self._balance_counts = [torch.zeros(1, dtype=torch.int, device="cpu") for _ in range(ranks)]
+            self._balance_counts = zero_counts(ranks)
 
         def balance_gather(self, dp_group: Any = None) -> None:
             """Send this rank's count to all ranks and take theirs: one ``all_gather``.

@@ -20,7 +20,7 @@ SECONDS, AGAIN = 45, 3  # so that two processes on two free cores are done well 
 MEBIBYTES = 768  # of 1024
 
 
-def history(repo: Repo) -> None:
+def history(repo: Repo, commits: int = COMMITS, relevant: int = RELEVANT) -> None:
     """The commits, as one stream: every sixteenth or so changes the scheduler's file, the others some other one."""
     text = (repo.path / SCHEDULER).read_text("utf-8")
     parts: list[bytes] = []
@@ -29,8 +29,8 @@ def history(repo: Repo) -> None:
         encoded = content.encode()
         return b"data %d\n%b\n" % (len(encoded), encoded)
 
-    matters = {at * COMMITS // RELEVANT for at in range(RELEVANT)}
-    for number in range(COMMITS):
+    matters = {at * commits // relevant for at in range(relevant)}
+    for number in range(commits):
         who = b"A. Person <person@example.org> %d +0000\n" % (1772000000 + number)
         parts.append(
             b"commit refs/heads/long\nauthor %bcommitter %b%b" % (who, who, data(f"Commit {number} (#{number})"))

@@ -28,6 +28,7 @@ from processes import (  # noqa: E402
     ended,
     members,
     plugin_site,
+    reads,
     recorded,
     surroundings,
     with_another_scheduler,
@@ -78,6 +79,7 @@ class Run:
         facts: For each rank, what ran there.
         steps: For each rank, one entry a gather: ``counts``, ``running``, ``waiting``, ``step``; in the first one
             after a pause also ``resumed``, what it found then.
+        reads: By process, what the counter of the NPU check wrote; empty where it was not asked for.
         left: Processes of the run that were still there when it had ended.
         seconds: How long it took, with the start.
     """
@@ -87,6 +89,7 @@ class Run:
     log: str
     facts: list[dict] = field(default_factory=list)
     steps: list[list[dict]] = field(default_factory=list)
+    reads: dict[str, list[dict]] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -164,6 +167,7 @@ def drive(
     text = (folder / "log").read_text(errors="replace")
     run = Run(code, results[-1] if results else {}, text, left=left, seconds=round(time.monotonic() - started, 1))
     run.facts, run.steps = recorded(folder)
+    run.reads = reads(folder)
     return run
 
 

@@ -93,6 +93,14 @@ def end(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def reads(folder: Path) -> dict[str, list[dict]]:
+    """What the counter of the NPU check has written in a folder, by process."""
+    return {
+        file.stem: [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        for file in sorted((folder / "reads").glob("*.jsonl"))
+    }
+
+
 def recorded(folder: Path) -> tuple[list[dict], list[list[dict]]]:
     """What the probe of each rank has written down in a folder: the facts, and one entry a gather."""
     facts, steps = [], []

@@ -2,6 +2,10 @@
 
 import pytest
 
+from balance_patcher.npu.counter import KINDS
+from balance_patcher.npu.figures import OURS as PLACES
+from balance_patcher.npu.figures import seen
+
 # More than the steps from one synchronisation of the ranks to the next (32 on one lane, 16 on the other).
 ENDS = 34
 ON = {"ends": ENDS, "bursts": 40, "seed": 0}
@@ -12,6 +16,8 @@ OFF = {"bursts": 3, "seed": 0, "balance": False}
 DENSE = {"bursts": 2}
 # Several times as fast to start as spawn, and so the way for everything that the start method does not matter to.
 FORK = {"ENGINE_START": "fork"}
+# The counter of the NPU check runs with them, on the CPU's memory: the engines are as they are anyway.
+FORK_READS = {**FORK, "ENGINE_READS": "count"}
 CAP = 4
 
 OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm.v1.engine.core:")
@@ -19,7 +25,7 @@ OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm
 pytestmark = pytest.mark.timeout(1000)
 
 
-CROWDED = {"synchronous": (ON, None), "asynchronous": (ASYNC, None), "forked": (FORKED, FORK)}
+CROWDED = {"synchronous": (ON, None), "asynchronous": (ASYNC, None), "forked": (FORKED, FORK_READS)}
 EVERY = {**CROWDED, "one drains first": (DRAINS, None)}
 
 
@@ -113,22 +119,44 @@ class TestControls:
 
 class TestOff:
     def test_every_request_is_answered(self, engines):
-        assert engines(OFF, FORK).result.get("ok"), engines(OFF, FORK).log[-4000:]
+        assert engines(OFF, FORK_READS).result.get("ok"), engines(OFF, FORK_READS).log[-4000:]
 
     def test_classes_and_methods_are_upstreams_own(self, engines):
-        assert len(engines(OFF, FORK).facts) == 2
-        for fact in engines(OFF, FORK).facts:
+        assert len(engines(OFF, FORK_READS).facts) == 2
+        for fact in engines(OFF, FORK_READS).facts:
             upstreams_own(fact)
 
     def test_nothing_is_gathered(self, engines):
-        assert engines(OFF, FORK).steps == [[], []]
+        assert engines(OFF, FORK_READS).steps == [[], []]
 
     def test_nothing_is_left_running(self, engines):
-        assert engines(OFF, FORK).left == []
+        assert engines(OFF, FORK_READS).left == []
 
     def test_each_engine_says_in_one_line_that_it_is_off(self, engines):
-        assert len(engines(OFF, FORK).lines("balance: OFF because the configuration does not ask for it")) == 2
-        assert engines(OFF, FORK).lines("could not be switched on") == []
+        assert len(engines(OFF, FORK_READS).lines("balance: OFF because the configuration does not ask for it")) == 2
+        assert engines(OFF, FORK_READS).lines("could not be switched on") == []
+
+
+class TestReads:
+    """What makes the host wait, in real engine cores and their workers: nothing in balance's places, off or on."""
+
+    def test_the_counter_counts_in_every_process(self, engines):
+        for run in (engines(OFF, FORK_READS), engines(FORKED, FORK_READS)):
+            assert {name.partition("-")[0] for name in run.reads} == {"rank", "worker"}
+            assert all(first["sound"] for first, *_ in run.reads.values())
+            assert seen(run.reads).steps > 100
+
+    def test_balance_adds_none(self, engines):
+        off, on = (seen(engines(*asked).reads) for asked in ((OFF, FORK_READS), (FORKED, FORK_READS)))
+        assert off.a_step(KINDS, PLACES) == on.a_step(KINDS, PLACES) == 0
+        # Upstream's own agreement of the ranks reads one number: so the counter is no mute one.
+        assert off.a_step(places=["agree"]) > 0
+        assert on.a_step(places=["agree"]) > 0
+
+    def test_workers_are_counted_in_every_step(self, engines):
+        for run in (engines(OFF, FORK_READS), engines(FORKED, FORK_READS)):
+            workers = [lines for name, (_, *lines) in run.reads.items() if name.startswith("worker")]
+            assert all(sum(line["steps"] for line in lines if line["phase"] == "count") > 20 for lines in workers)
 
 
 class TestDenseModel:

@@ -1,11 +1,13 @@
 """The gather: one collective on the group it is given, with what upstream's stop counts."""
 
+import copy
 import multiprocessing
 import socket
 from types import SimpleNamespace
 
 import harness
 import pytest
+import torch
 import torch.distributed as dist
 from harness import Shape
 from two_ranks import TIMEOUT, enabled, gathered, other_rank
@@ -152,3 +154,44 @@ def test_two_processes_see_both_counts(balance_class, monkeypatch):
         if other.is_alive():
             other.kill()
         other.join()
+
+
+class TestCounts:
+    """What the gate reads is what any tensor operation wrote, at a price that does not grow with torch's."""
+
+    def test_each_is_a_tensor_and_reads_what_was_written_to_it(self, balance_class):
+        scheduler = enabled(balance_class, Shape(seqs=4, ranks=3, tokens=256))
+        queue = scheduler.balance_queue
+        queue[0].fill_(7)
+        queue[1].copy_(torch.tensor([5], dtype=torch.int))
+        queue[2] += 2
+        assert [count.item() for count in queue] == [int(count) for count in queue] == [7, 5, 2]
+        assert torch.cat(queue).tolist() == [7, 5, 2]
+        assert {(count.dtype, tuple(count.shape), count.device.type) for count in queue} == {(torch.int, (1,), "cpu")}
+
+    def test_copies_are_plain_tensors_and_stand_alone(self, balance_class):
+        queue = enabled(balance_class).balance_queue
+        taken = [queue[0].clone(), copy.deepcopy(queue[0])]
+        queue[0].fill_(3)
+        assert [type(one) for one in taken] == [torch.Tensor, torch.Tensor]
+        assert [one.item() for one in taken] == [0, 0]
+
+    def test_the_gate_does_not_go_through_torch(self, balance_class):
+        """So it cannot wait for a device; an ordinary tensor in its place shows that a read would be seen."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Seen(TorchDispatchMode):
+            reads = 0
+
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                self.reads += function is torch.ops.aten._local_scalar_dense.default
+                return function(*args, **(kwargs or {}))
+
+        scheduler = enabled(balance_class, running=1)
+        with Seen() as seen:
+            scheduler.schedule()
+            assert seen.reads == 0
+            scheduler.balance_queue = [torch.zeros(1, dtype=torch.int) for _ in range(2)]
+            scheduler.add_request(harness.new_request("late", 10, 5))
+            scheduler.schedule()
+        assert seen.reads == 2

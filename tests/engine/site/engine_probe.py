@@ -39,6 +39,23 @@ def register():
         engine_ranks.actors()
     if FOLDER:
         watch()
+    if os.environ.get("ENGINE_READS"):
+        count_reads(os.environ["ENGINE_READS"])
+
+
+def count_reads(phase):
+    """The counter of the NPU check, in one phase for the whole run; it writes into a folder of its own.
+
+    It comes after the probe, so that what the probe reads of the counts is not taken for the gather's.
+    """
+    from balance_patcher.npu import plugin
+
+    folder = Path(FOLDER) / "reads"
+    folder.mkdir(exist_ok=True)
+    (folder / plugin.PHASE).write_text(phase, encoding="utf-8")
+    os.environ |= {plugin.FOLDER: str(folder), plugin.DEVICE: "cpu"}
+    plugin.watch_engines()
+    plugin.watch_workers()
 
 
 def keep_asynchronous():
