@@ -14,6 +14,7 @@ from balance_patcher.errors import Outcome
 from tests.drift.conftest import SCHEDULER, Repo, changes
 from tests.drift.test_errors import run
 from tools.drift import columns
+from tools.drift.formats import FORMATS
 from tools.drift.model import Report
 from tools.drift.written import from_json
 
@@ -90,6 +91,9 @@ def test_a_clone_without_texts_and_without_its_server(hub: tuple[Path, str], tmp
         assert failure.code == "BP514"
         assert "cannot be read from" in failure.what
         assert failure.next.startswith("git -C ")
+    assert report.transitions == ()  # it is so from the first column on, for one reason
+    for kind in ("text", "markdown", "github", "html"):
+        assert "cannot be read from" in FORMATS[kind](report), kind
 
 
 def test_a_clone_without_folders(hub: tuple[Path, str], tmp_path: Path, capsys) -> None:
