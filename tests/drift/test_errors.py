@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from balance_patcher.errors import Outcome
 from tests.drift.conftest import SCHEDULER, Repo, changes
-from tools.drift import work
+from tools.drift import cli, work
 from tools.drift.index import Index
 from tools.drift_report import main
 
@@ -141,6 +142,19 @@ def test_an_index_that_cannot_be_written(branch: Branch, tmp_path: Path, capsys)
     assert stop.value.code in {0, None}
     assert said.err.count("\n") == 1
     assert said.err.startswith(f"warning: nothing is kept for the next run, because that cannot be written: {tmp_path}")
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_who_watches_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, *, watched: bool) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: watched)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with cli._progress() as tell:
+        tell(3, 60)
+    assert ("3/60" in screen.getvalue()) is watched
+    assert watched or not screen.getvalue()
 
 
 def test_a_switch_takes_no_value(capsys) -> None:

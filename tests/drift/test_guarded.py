@@ -76,6 +76,7 @@ BODIES = {
     "old = vllm_version_is('1.0')\nif old:\n    BAD": "1.0",
     "old = not vllm_version_is('1.0')\nif not old:\n    BAD": "1.0",
     "old = vllm_version_is('1.0')\nold = now\nif old:\n    BAD": "1.0 2.0",  # it is something else by then
+    "old = vllm_version_is('1.0')\nif now:\n    old = not vllm_version_is('1.0')\nif old:\n    BAD": "1.0 2.0",
     "if IS_OLD:\n    BAD": "1.0",
     "IS_OLD = now\nif IS_OLD:\n    BAD": "1.0 2.0",  # another name
     "def inner(IS_OLD):\n    if IS_OLD:\n        BAD": "1.0 2.0",

@@ -1,4 +1,4 @@
-"""The README's step for vllm-ascend's CI, run as it stands there, on a checkout of vLLM as that job has it.
+"""The README's workflows, run as they stand there: the step for vllm-ascend's CI, and the nightly report.
 
 Only what reaches out is stood in for: vLLM's repository is on this disk, and `pip` is not called.
 """
@@ -87,3 +87,58 @@ def test_one_commit_of_history_is_not_taken_for_all_of_it(job: tuple[Path, dict[
         ["bash", "-e", "-c", shallow], cwd=work, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, (done.stdout, done.stderr)
+
+
+# -- the nightly report ----------------------------------------------------------------------
+
+
+def nightly() -> list[tuple[str, str]]:
+    """The commands of the nightly workflow, each with the folder that it is run in."""
+    (found,) = re.findall(r"```yaml\n# the drift report nightly.*?\n(.*?)```", README, re.DOTALL)
+    steps = re.split(r"\n      - ", found)
+    assert 'fetch-depth: 0, filter: "blob:none"' in found
+    assert steps[-1].startswith("if: always()\n")  # the page is kept whatever the report says
+    folder = re.compile(r"working-directory: (\S+)")
+    commands = [(match[1], step) for step in steps if (match := re.search(r"(?:^|\n\s*)run: (.*)", step))]
+    return [(where[1] if (where := folder.search(step)) else ".", command) for command, step in commands]
+
+
+def night(job: tuple[Path, dict[str, str]], upstream: Repo, tmp_path: Path) -> tuple[int, str]:
+    """The exit status of the workflow's last command, and its page."""
+    work, environment = job
+    (work / ".github" / "vllm-main-verified.commit").write_text(upstream.git("rev-parse", "v0.32.0") + "\n")
+    hub = (tmp_path / "hub.git").as_uri()
+    # As the action checks out: the whole history, and the texts of its last commit only.
+    subprocess.run(["git", "clone", "-q", "--filter=blob:none", hub, str(work / "vllm")], check=True)
+    status = 0
+    for folder, command in nightly():
+        assert status == 0
+        words = ["bash", "-e", "-c", command]
+        done = subprocess.run(words, cwd=work / folder, env=environment, capture_output=True, text=True, check=False)
+        status = done.returncode
+        assert "Traceback" not in done.stderr
+    return status, (work / "balance_patcher" / "drift.html").read_text(encoding="utf-8")
+
+
+def test_the_nightly_report_is_a_page(job: tuple[Path, dict[str, str]], upstream: Repo, tmp_path: Path) -> None:
+    assert [folder for folder, _ in nightly()] == [".", "balance_patcher"]
+    status, page = night(job, upstream, tmp_path)
+    assert status == 0
+    assert "balance: 9/9 apply on " in page
+    assert "Release 0.33.0 (#" in page
+    assert (tmp_path / "pip").read_text() == "install --quiet ./balance_patcher[tools]\n"
+    assert list((job[0] / "balance_patcher" / ".cache" / "drift").iterdir())  # what the cache action keeps
+
+
+def test_the_night_in_which_the_gate_broke_ends_red_and_has_its_page(
+    job: tuple[Path, dict[str, str]], upstream: Repo, tmp_path: Path
+) -> None:
+    main = Repo(tmp_path / "main")
+    subprocess.run(["git", "clone", "-q", str(tmp_path / "hub.git"), str(main.path)], check=True)
+    bad = main.edit(
+        "vllm/v1/core/sched/scheduler.py", lambda text: text.replace("max_num_active_reqs", "max_live_reqs"), "So (#7)"
+    )
+    main.git("push", "-q", "origin", "HEAD")
+    status, page = night(job, upstream, tmp_path)
+    assert status == 1
+    assert re.search(rf"ACTION: edit deltas/balance\.py:\d+ \(anchor changed in {bad[:10]}, vllm#7\)", page)

@@ -27,7 +27,7 @@ def as_github(report: Report) -> str:
 def _commands(report: Report) -> Iterator[str]:
     for change in report.actions:
         yield _change("error", change)
-    for failure in report.failures:
+    for failure in report.troubles:
         place = f"{failure.file or ''}:{failure.line or ''}"
         yield command("error", place, f"{failure.code} {failure.title}", str(failure))
     for change in report.transitions:

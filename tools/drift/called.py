@@ -48,6 +48,7 @@ class Callees:
         self.running = running(where.text.tree, version)
         self._names = names_in(where.text, self.running)
         self._lineage = Lineage(where, version)
+        self._attributes: dict[str, Defined | None] = {}
         owner = where.upstream.owner
         name = where.upstream.qualname.rpartition(".")[0]
         self._upstream = Defined(where.upstream.text, name, owner) if owner is not None else None
@@ -132,6 +133,11 @@ class Callees:
 
     def _attribute_class(self, owner: Defined, attribute: str) -> Defined | None:
         """The class of ``self.attribute``, if what ``__init__`` puts there says one class, and only one."""
+        if attribute not in self._attributes:
+            self._attributes[attribute] = self._said_class(owner, attribute)
+        return self._attributes[attribute]
+
+    def _said_class(self, owner: Defined, attribute: str) -> Defined | None:
         for one in chain(self._lane, owner, sure=True):
             constructors = [n for n in definitions(one.node) if isinstance(n, Function) and n.name == "__init__"]
             said = {

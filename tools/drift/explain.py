@@ -230,8 +230,8 @@ def _of_failure(feature: Feature, old: Side, new: Side, failure: Failure) -> Tra
 
 
 def reasons(look: Look) -> set[tuple[str, str]]:
-    """Why a feature could not be looked at; in which line does not matter, lines move."""
-    return {(failure.code, re.sub(r":\d+:", ":", failure.what)) for failure in look.failures}
+    """Why a feature could not be looked at; in which line or object does not matter, those go on."""
+    return {(failure.code, re.sub(r":\d+:|\b[0-9a-f]{40}\b", ":", failure.what)) for failure in look.failures}
 
 
 def of_dark(feature: Feature, old: Side, new: Side) -> Transition:

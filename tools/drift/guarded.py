@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 from balance_patcher.errors import PatchError
 from balance_patcher.index import parse_version
@@ -33,9 +34,15 @@ def cases(tree: ast.Module, version: str | None) -> tuple[str, ...]:
     return (version,) if version else (*dict.fromkeys(asked), OTHER)
 
 
+_known: WeakKeyDictionary[ast.Module, dict[str, frozenset[int]]] = WeakKeyDictionary()
+
+
 def running(tree: ast.Module, version: str) -> frozenset[int]:
-    """The nodes of a module, by their ids, that are reached on a version, as far as that decides."""
-    return frozenset(map(id, _Reader(version).module(tree)))
+    """The nodes of a module, by their ids, that are reached on a version, as far as that decides; found once."""
+    found = _known.setdefault(tree, {})
+    if version not in found:
+        found[version] = frozenset(map(id, _Reader(version).module(tree)))
+    return found[version]
 
 
 def _asks(node: ast.AST) -> bool:

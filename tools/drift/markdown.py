@@ -61,9 +61,9 @@ def _lines(report: Report, detail: _Detail) -> Iterator[str]:
     yield from (_text(line) for line in report.verdicts)
     if report.empty:
         yield f"{_sentence(report.empty)}"
-    for failure in report.failures:
+    for failure in report.troubles:
         yield f"Could not check: {_text(failure.headline)}"
-    if not report.verdicts and not report.failures:
+    if not report.verdicts and not report.troubles:
         yield "Could not check: nothing was looked at."
     for at, change in enumerate(report.actions):
         yield from _break(change, detail, with_patch=at < detail.patches)

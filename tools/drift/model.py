@@ -101,6 +101,13 @@ class Report:
         return tuple(ref for ref in self.refs if ref.kind != "commit" or ref.name in told or ref in last)
 
     @property
+    def troubles(self) -> tuple[Failure, ...]:
+        """What kept it from being whole, and is told nowhere else: why the first column could not be read, as well."""
+        rows = (self.row(feature.name)[:1] for feature in self.features)
+        dark = [failure for row in rows for cell in row if cell.status == "unreadable" for failure in cell.failures]
+        return tuple(dict.fromkeys((*self.failures, *dark)))
+
+    @property
     def empty(self) -> str:
         """Why nothing can have changed; empty where something may have."""
         if self.mode != "git":

@@ -30,7 +30,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield report.empty
     yield ""
     yield from _matrix(report)
-    for failure in report.failures:
+    for failure in report.troubles:
         yield ""
         yield str(failure)
     for change in report.transitions:
