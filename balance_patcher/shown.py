@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .byname import asked_by_name
 from .carried import Told, complain, read, receive
-from .feature import Feature
-from .measures import ABOUT, Figures, Measures, Metric, Timed
+from .measures import ABOUT, Figures, Measures, Timed
 from .registry import features, of_others
 from .wanted import who_asks
 
 #: Where several servers keep them together, a gauge is what was set last, as with vLLM's own.
-GAUGE = {"multiprocess_mode": "mostrecent"}
+GAUGE = "mostrecent"
+#: The figures of every feature.
+OWN = {
+    "enabled": "Whether {} is on in the engine core: 1, or 0 where it was asked for and is off.",
+    "info": "What runs as {} in the engine core, or why it is off.",
+}
 #: Of an engine core without us, or without what is measured.
 SILENT: Told = {
     "on": False,
@@ -53,11 +57,11 @@ def built(made: Any, arguments: Mapping[str, Any]) -> None:
         complain("what the features measure cannot be shown", error)
 
 
-def measured(vllm_config: Any) -> tuple[Feature, ...]:
-    """The features that are asked for and measure something."""
+def measured(vllm_config: Any) -> dict[str, Measures]:
+    """What is measured by the features that are asked for, by their names."""
     others, _ = of_others(asked_by_name(vllm_config))
-    known = [feature for feature in (*features(), *others) if feature.measures is not None]
-    return tuple(feature for feature in known if who_asks(feature, vllm_config) is not None)
+    known = [(feature, feature.measures) for feature in (*features(), *others) if feature.measures is not None]
+    return {feature.name: measures for feature, measures in known if who_asks(feature, vllm_config) is not None}
 
 
 def _quiet(arguments: Mapping[str, Any]) -> bool:
@@ -75,11 +79,11 @@ def given(upstream: Any, made: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return bound.arguments
 
 
-def stat_logger(asked: Sequence[Feature], beside: Sequence[Any], vllm_config: Any, *, quiet: bool) -> Any:
+def stat_logger(asked: Mapping[str, Measures], beside: Sequence[Any], vllm_config: Any, *, quiet: bool) -> Any:
     """A stat logger of vLLM's that shows what features measure.
 
     Args:
-        asked: The features.
+        asked: What is measured, by feature.
         beside: The other loggers of the manager; the classes of the metrics are taken from the one for Prometheus.
         vllm_config: The configuration.
         quiet: Without a line in the periodic log.
@@ -88,7 +92,7 @@ def stat_logger(asked: Sequence[Feature], beside: Sequence[Any], vllm_config: An
 
     prometheus = next((one for one in beside if hasattr(one, "_gauge_cls")), None)
     model = vllm_config.model_config.served_model_name
-    shown = [Shown(feature, prometheus, model) for feature in asked]
+    shown = [Shown(feature, measures, prometheus, model) for feature, measures in asked.items()]
 
     class FeatureStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         """Takes what the statistics carry."""
@@ -102,7 +106,7 @@ def stat_logger(asked: Sequence[Feature], beside: Sequence[Any], vllm_config: An
             try:
                 told = read(scheduler_stats)
                 for one in shown:
-                    one.hear(engine_idx, told.get(one.feature.name))
+                    one.hear(engine_idx, told.get(one.feature))
             except Exception as error:  # noqa: BLE001 - the figures must not stop the server
                 complain("what the features measure cannot be shown", error)
 
@@ -124,15 +128,15 @@ class Shown:
     """The metrics of one feature in one server.
 
     Args:
-        feature: It.
+        feature: Its name.
+        measures: What it measures.
         prometheus: vLLM's own logger for Prometheus, of which the classes are; without one there are no metrics.
         model: The model's name, as vLLM's own metrics have it.
     """
 
-    def __init__(self, feature: Feature, prometheus: Any, model: str) -> None:
-        assert feature.measures is not None  # noqa: S101 - for mypy; see `measured`
-        self.feature, self.measures, self._model = feature, feature.measures, model
-        self._metrics = Metrics(feature.name, feature.measures, prometheus) if prometheus is not None else None
+    def __init__(self, feature: str, measures: Measures, prometheus: Any, model: str) -> None:
+        self.feature, self.measures, self._model = feature, measures, model
+        self._metrics = Metrics(feature, measures, prometheus) if prometheus is not None else None
         self._heard: dict[int, Mapping[str, Any]] = {}  # what each engine said of itself last
         self._since: dict[int, dict[str, Any]] = {}  # of those that are on, their figures since the last line
 
@@ -162,7 +166,7 @@ class Shown:
         since, shown = self._since, [metric.name for metric in self.measures.metrics if metric.kind == "gauge"]
         self._since = {engine: {name: of[name] for name in shown if name in of} for engine, of in since.items()}
         line = self.measures.line(since) if since else ""
-        return f"{self.feature.name}: {line}" if line else ""
+        return f"{self.feature}: {line}" if line else ""
 
     def _add(self, since: dict[str, Any], figures: Figures) -> None:
         for metric in self.measures.metrics:
@@ -179,7 +183,7 @@ class Metrics:
 
     def __init__(self, name: str, measures: Measures, prometheus: Any) -> None:
         self._name, self._measures, self._of = name, measures, prometheus
-        self._about = (*(label for label in ABOUT[:2]), *measures.labels, *ABOUT[2:])
+        self._about = (*ABOUT[:2], *measures.labels, *ABOUT[2:])
         self._made: dict[str, Any] = {}
         self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
 
@@ -219,16 +223,16 @@ class Metrics:
         return series
 
     def _make(self, name: str) -> Any:
-        own = {
-            "enabled": Metric("is_enabled", "gauge", f"Whether {self._name} is on in the engine core: 1 or 0."),
-            "info": Metric("what_info", "gauge", f"What runs as {self._name} in the engine core, or why it is off."),
+        declared = {metric.name: metric for metric in self._measures.metrics}.get(name)
+        told: dict[str, Any] = {
+            "documentation": declared.help if declared is not None else OWN[name].format(self._name),
+            "labelnames": ["model_name", "engine", *(self._about if name == "info" else ())],
         }
-        metric = own.get(name) or next(metric for metric in self._measures.metrics if metric.name == name)
-        kinds: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-            "counter": (self._of._counter_cls, {}),  # noqa: SLF001 - vLLM's own, of Ray's metrics where those are used
-            "gauge": (self._of._gauge_cls, GAUGE),  # noqa: SLF001
-            "histogram": (self._of._histogram_cls, {"buckets": metric.buckets}),  # noqa: SLF001
-        }
-        made, more = kinds[metric.kind]
-        labels = ["model_name", "engine", *(self._about if name == "info" else ())]
-        return made(name=f"vllm:{self._name}_{name}", documentation=metric.help, labelnames=labels, **more)
+        # The classes are vLLM's own choice: those of Ray's metrics where these are used.
+        if declared is not None and declared.kind == "histogram":
+            made, told["buckets"] = self._of._histogram_cls, declared.buckets  # noqa: SLF001
+        elif declared is not None and declared.kind == "counter":
+            made = self._of._counter_cls  # noqa: SLF001
+        else:
+            made, told["multiprocess_mode"] = self._of._gauge_cls, GAUGE  # noqa: SLF001
+        return made(name=f"vllm:{self._name}_{name}", **told)

@@ -16,7 +16,7 @@ from balance_patcher.carried import FIELD, attach, carry, extended, read
 from balance_patcher.deltas import balance_sight
 from balance_patcher.deltas.balance_sight import PATIENCE, QUIET, Sight, balance_line
 from balance_patcher.errors import PatchError
-from balance_patcher.feature import Enabling, Feature
+from balance_patcher.feature import Enabling
 from balance_patcher.measures import Measures, Metric, Timed
 from balance_patcher.shown import Shown
 from tests import test_relations
@@ -391,10 +391,6 @@ class Prometheus:
 ON = {"on": True, "about": {"digest": "d", "patcher": "1", "cap": "4", "source": "s"}, "figures": {}}
 
 
-def feature(measures: Measures) -> Feature:
-    return test_relations.feature("balance", measures=measures)
-
-
 @pytest.fixture
 def prometheus() -> Prometheus:
     return Prometheus()
@@ -402,7 +398,7 @@ def prometheus() -> Prometheus:
 
 @pytest.fixture
 def page(prometheus: Prometheus) -> Shown:
-    return Shown(feature(balance_sight.MEASURES), prometheus, "model")
+    return Shown("balance", balance_sight.MEASURES, prometheus, "model")
 
 
 class TestShowing:
@@ -482,7 +478,7 @@ class TestShowing:
         assert "waiting while frozen: 2 reqs" in line
 
     def test_without_prometheus_there_is_the_line(self) -> None:
-        page = Shown(feature(balance_sight.MEASURES), None, "model")
+        page = Shown("balance", balance_sight.MEASURES, None, "model")
         page.hear(0, {**ON, "figures": {"gather_seconds": [0.001]}})
         assert page.line().startswith("balance: on in 1 engine")
 
@@ -509,7 +505,7 @@ class TestWhatIsBuilt:
     def test_somebody_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         heard: list[Any] = []
         monkeypatch.setattr(shown, "receive", heard.append)
-        monkeypatch.setattr(shown, "stat_logger", lambda asked, *_, quiet: (asked[0].name, quiet))
+        monkeypatch.setattr(shown, "stat_logger", lambda asked, *_, quiet: (*asked, quiet))
         manager, client = SimpleNamespace(stat_loggers=[]), SimpleNamespace(decoder=None)
         for more in ({}, {"client_count": 2}, {"enable_default_loggers": False}):
             shown.built(manager, {"vllm_config": "asks", **more})
