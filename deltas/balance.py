@@ -383,6 +383,7 @@ def balance_scheduler(upstream: type) -> type:
 
         def _balance_reset(self, ranks: int) -> None:
             self._balance_counts = zero_counts(ranks)
+            (self._balance_own,) = zero_counts(1)  # a new one too: a gather that failed may still hold the other
 
         def balance_gather(self, dp_group: Any = None) -> None:
             """Send this rank's count to all ranks and take theirs: one ``all_gather``.
@@ -401,14 +402,15 @@ def balance_scheduler(upstream: type) -> type:
             group = dp_group if dp_group is not None else getattr(self, "dp_group", None)
             if group is None:
                 raise ValueError("balance_gather needs the data-parallel group: pass it, or set `dp_group`")
-            if len(self.balance_queue) != group.size():
+            # After a wait for other ranks everything that is touched here is out of the cache: as little as can be.
+            if len(self._balance_counts) != group.size():
                 self._balance_reset(group.size())
-            count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
+            self._balance_own.memory[0] = self._balance_count()
             watch = self._balance_watch
             if watch is not None:
                 watch.enters(anew=group is not self._balance_group)
             try:
-                dist.all_gather(self.balance_queue, count, group=group)
+                dist.all_gather(self._balance_counts, self._balance_own, group=group)
             except BaseException:
                 self._balance_reset(group.size())
                 raise
