@@ -345,8 +345,8 @@ def balance_tells(engine: Any) -> dict[str, object]:
     tensors = scheduler._balance_counts if counted is None or counted is group else ()  # noqa: SLF001 - our own
     counts = [int(count) for tensor in tensors for count in tensor.tolist()]
     cap = scheduler._balance_cap()  # noqa: SLF001 - what the gate's own delta exports
-    # Since when requests wait at this rank because of another; kept by what counts that, where it does.
-    since = getattr(getattr(scheduler, "_balance_sight", None), "_since", None)
+    # Since when requests wait at this rank because of another.
+    since = scheduler._balance_sight.frozen_since  # noqa: SLF001 - our own
     told = {"cap": cap, "counts": counts, "frozen": max(counts, default=0) >= cap}
     return told if since is None else {**told, "frozen_for": round(time.monotonic() - since, 3)}
 
@@ -414,6 +414,7 @@ def balance_scheduler(upstream: type) -> type:
 
         def _balance_reset(self, ranks: int) -> None:
             self._balance_counts = zero_counts(ranks)
+            (self._balance_own,) = zero_counts(1)  # a new one too: a gather that failed may still hold the other
 
         def balance_gather(self, dp_group: Any = None) -> None:
             """Send this rank's count to all ranks and take theirs: one ``all_gather``.
@@ -432,16 +433,17 @@ def balance_scheduler(upstream: type) -> type:
             group = dp_group if dp_group is not None else getattr(self, "dp_group", None)
             if group is None:
                 raise ValueError("balance_gather needs the data-parallel group: pass it, or set `dp_group`")
-            if len(self._balance_current()) != group.size():
+            # After a wait for other ranks everything that is touched here is out of the cache: as little as can be.
+            if len(self._balance_counts) != group.size():
                 self._balance_reset(group.size())
-            count = torch.tensor([self._balance_count()], dtype=torch.int, device="cpu")
+            count = self._balance_own.memory[0] = self._balance_count()
             watch, sight = self._balance_watch, self._balance_sight
             if sight is not None:
                 sight.enters(self)
             if watch is not None:
                 watch.enters(anew=group is not self._balance_group)
             try:
-                dist.all_gather(self._balance_counts, count, group=group)
+                dist.all_gather(self._balance_counts, self._balance_own, group=group)
             except BaseException:
                 self._balance_reset(group.size())
                 raise
@@ -450,7 +452,7 @@ def balance_scheduler(upstream: type) -> type:
                 if watch is not None:
                     watch.leaves()
             if sight is not None:
-                sight.leaves(int(count))
+                sight.leaves(count)
 
         def balance_scales(self, engine: Any, request: Any) -> None:
             """Elastic scaling was asked for: tell the ranks that join what runs here.

@@ -51,6 +51,11 @@ class Sight:
         self._steps, self._seconds, self._stalls = 0, 0.0, 0
         self._gathers: deque[float] = deque(maxlen=KEPT)
 
+    @property
+    def frozen_since(self) -> float | None:
+        """Since when requests wait here because of another rank, in seconds of ``time.monotonic()``; else ``None``."""
+        return self._since
+
     # -- on the step's own path --
 
     def enters(self, scheduler: Any) -> None:
@@ -62,7 +67,8 @@ class Sight:
         looked, self.looked = self.looked, False
         self._waiting, self._leaders = scheduler.get_request_counts()[1] if looked else 0, ()
         if self._waiting:
-            counts, cap = tuple(map(int, scheduler._balance_counts)), scheduler._balance_cap()  # noqa: SLF001 - our own
+            counts = tuple(count.item() for count in scheduler._balance_counts)  # noqa: SLF001 - our own
+            cap = scheduler._balance_cap()  # noqa: SLF001 - what the gate's own delta exports
             if self._sent < cap <= max(counts):
                 self._leaders = counts
         self._entered = self._clock()

@@ -79,7 +79,8 @@ class Engine:
         command = [sys.executable, "-m", "balance_patcher.npu.driver", json.dumps(settings)]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=environment(root, self.folder, mode, device, model), cwd=self.folder, start_new_session=True,
+                command, env=environment(root, self.folder, mode, device, model), cwd=self.folder,
+                start_new_session=True,
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 

@@ -30,6 +30,7 @@ def few(monkeypatch):
     """Few rounds of few steps."""
     for module, name, value in (
         (scheduling, "RANKS", (64,)), (scheduling, "ADMISSIONS", (1, 128)), (scheduling, "ROUNDS", 3),
+        (scheduling, "LIVES", 1), (scheduling, "OF_TARGET", 2),
         (gathering, "RANKS", (2,)), (gathering, "ROUNDS", 50), (gathering, "WARM_UP", 10),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

@@ -309,7 +309,7 @@ class TestTurns:
         def make(base):
             def ready():
                 calls = iter(range(1000))
-                return lambda: 1_000_000 * base + 1000 * os.getpid() % 1000 + next(calls)
+                return lambda: 1_000_000 * base + next(calls)
 
             return ready
 
@@ -318,6 +318,13 @@ class TestTurns:
         # As many rounds more came before those that are kept.
         assert found["a"] == [1_000_000 + at for at in range(15, 35)]
         assert found["b"] == [2_000_000 + at for at in range(15, 35)]
+
+    def test_each_life_is_a_new_process_and_warms_up_again(self):
+        def ready():
+            calls = iter(range(1000))
+            return lambda: next(calls)
+
+        assert turns.in_turns({"a": ready}, 3, lives=2)["a"] == [3, 4, 5, 3, 4, 5]
 
     def test_a_variant_that_fails_is_named_and_nothing_is_left(self, capfd):
         def broken():

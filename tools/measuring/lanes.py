@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,9 @@ from .worker import ENVIRONMENT
 
 #: Lines of a failed part's log that are shown.
 TAIL = 6
+
+#: Seconds that a part has to end by itself when it has said all.
+LAST_WORDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ def run_in(
                     elif event["event"] == "versions":
                         results.machine["lanes"][lane.name] = {k: v for k, v in event.items() if k != "event"}
                     ended = ended or event["event"] == "end"
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may have a reason to write down still
+                process.wait(LAST_WORDS)
         finally:
             watch.cancel()
             end(process.pid)
