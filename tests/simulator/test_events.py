@@ -12,6 +12,7 @@ from tools.simulator.figures import figures
 from tools.simulator.steptime import StepTime
 from tools.simulator.traces import Arrival, Load
 
+ANY = Arrival(0, 1, 1)
 MODEL = StepTime(base=1.0, prefill=0.01, decode=0.1)
 
 
@@ -72,17 +73,17 @@ def test_what_can_never_run_is_told_and_not_waited_for():
 
 def test_the_dispatchers_choose_as_they_say():
     ranks = [SimpleNamespace(count=count, waiting=waiting) for count, waiting in ((2, 2), (3, 0), (0, 3))]
-    assert [RoundRobin(ranks).choose(0)] == [0]
+    assert [RoundRobin(ranks).choose(0, ANY)] == [0]
     front = RoundRobin(ranks)
-    assert [front.choose(number) for number in range(5)] == [0, 1, 2, 0, 1]
+    assert [front.choose(number, ANY) for number in range(5)] == [0, 1, 2, 0, 1]
     front = LeastLoaded(ranks)
-    assert [front.choose(number) for number in range(3)] == [1, 1, 2]
+    assert [front.choose(number, ANY) for number in range(3)] == [1, 1, 2]
 
 
 def test_the_figures_are_those_of_a_run_that_can_be_done_by_hand():
     trace = [Arrival(0, 10, 3), Arrival(0, 200, 1)]
     run, *_ = simulated(trace)
-    found = figures("off", trace, run, 1)
+    found = figures("off", run, 1)
     assert found.seconds == pytest.approx(5.2)
     assert found.throughput == pytest.approx(4 / 5.2)
     assert found.ttft_50 == found.ttft_99 == pytest.approx(3.0)

@@ -65,6 +65,15 @@ def run_command(
     kv_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens of a rank's KV cache; 0: so many that none is preempted.")
     ] = 0,
+    closed: Annotated[
+        int, typer.Option(min=0, help="A closed loop: so many requests a rank are unanswered at a time; 0: open.")
+    ] = 0,
+    asynchronous: Annotated[  # noqa: FBT002
+        bool, typer.Option("--async-scheduling", help="Decide on a step before the tokens of the one before are there.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", "-j", min=0, help="Parts that are simulated at a time; 0: one a core.")
+    ] = 0,
     lane: Annotated[
         str | None, typer.Option(metavar="NAME", help="The lane whose scheduler is driven, or a Python that has vLLM.")
     ] = None,
@@ -82,7 +91,8 @@ def run_command(
         ranks=chosen, gates=_gates(gates), dispatcher=dispatcher.value, seqs=max_num_seqs,
         tokens=max(max_num_batched_tokens, max_num_seqs), longest=max_model_len, block=block, cache=kv_tokens,
         step=model, load=Load(requests, rate * max(chosen), prompt, output, spread, burst, max_model_len, seed),
-        file=str(trace.resolve()) if trace is not None else "",
+        file=str(trace.resolve()) if trace is not None else "", closed=closed, asynchronous=asynchronous,
+        processes=processes or os.cpu_count() or 1,
     )  # fmt: skip
     longest = max(one.prompt + one.output for one in job.trace(max(chosen)))
     if kv_tokens and kv_tokens < longest + 2 * block:

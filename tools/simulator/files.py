@@ -19,7 +19,7 @@ from .figures import NAMES, Figures
 from .traces import Arrival
 
 STEPS = ("end", "seconds", "prefill", "decode", "admitted", "preempted", "leader", "frozen", "waiting")
-REQUESTS = ("arrival", "prompt", "output", "rank", "first", "finish", "tokens")
+REQUESTS = ("arrival", "prompt", "output", "rank", "first", "finish", "tokens")  #: the first four are a trace again
 
 
 def part_name(ranks: int, gate: str) -> str:
@@ -40,8 +40,9 @@ def write_part(folder: Path, found: Figures, trace: Sequence[Arrival], run: Run)
     draft = folder / f".{place.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    requests = zip(run.rank, run.first, run.finish, run.tokens, strict=True)
-    _write(draft / "requests.csv", REQUESTS, ((*one, *got) for one, got in zip(trace, requests, strict=True)))
+    lengths = ((one.prompt, one.output) for one in trace)
+    requests = zip(run.sent, lengths, run.rank, run.first, run.finish, run.tokens, strict=True)
+    _write(draft / "requests.csv", REQUESTS, ((sent, *one, *got) for sent, one, *got in requests))
     _write(draft / "steps.csv", STEPS, zip(*(getattr(run, name) for name in STEPS), strict=True))
     names = ("end", *(f"rank{number}" for number in range(run.ranks)))
     _write(draft / "running.csv", names, ((end, *run.counts(step)) for step, end in enumerate(run.end)))

@@ -27,6 +27,9 @@ class Job:
         step: How long a step takes.
         load: How a trace is made, for the largest number of ranks; a smaller one gets its share. With ``file``, unused.
         file: A recorded trace, the same for all numbers of ranks; empty, if it is made.
+        closed: Requests of each rank that are unanswered at a time, in a closed loop; 0: they come when the trace says.
+        asynchronous: Whether a step is decided on before the one before it has its tokens.
+        processes: Parts that are simulated at a time.
     """
 
     ranks: tuple[int, ...]
@@ -40,6 +43,9 @@ class Job:
     step: StepTime
     load: Load
     file: str = ""
+    closed: int = 0
+    asynchronous: bool = False
+    processes: int = 1
 
     def trace(self, ranks: int) -> list[Arrival]:
         """What arrives at so many ranks.
@@ -48,7 +54,7 @@ class Job:
             PatchError: What :func:`traces.read` raises.
         """
         if self.file:
-            return traces.read(Path(self.file), self.longest)
+            return traces.read(Path(self.file), self.longest, ranks if self.dispatcher == "recorded" else 0)
         share = ranks / max(self.ranks)
         values = asdict(self.load)
         requests, rate = max(1, round(self.load.requests * share)), self.load.rate * share

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,7 +62,13 @@ def run(job: Job, folder: Path, python: Path, tell: Callable[[dict[str, Any]], N
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     ended = False
-    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as worker:
+    # A session of its own: an interrupt reaches this process alone, which ends all of that one's.
+    with (
+        log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+        ) as worker,
+    ):
         try:
             for line in worker.stdout or ():
                 event = json.loads(line)
@@ -68,7 +76,8 @@ def run(job: Job, folder: Path, python: Path, tell: Callable[[dict[str, Any]], N
                 tell(event)
         finally:
             if not ended:
-                worker.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
             for draft in folder.glob(".*.draft"):
                 shutil.rmtree(draft, ignore_errors=True)
