@@ -2,17 +2,12 @@
 
 import pytest
 
-# More than the steps from one synchronisation of the ranks to the next (32 on one lane, 16 on the other).
-ENDS = 34
+# Found on the path that conftest.py sets.
+from settings import ASYNC, CAP, ENDS, FORK, FORKED, OFF
+
 ON = {"ends": ENDS, "bursts": 40, "seed": 0}
-ASYNC = {"ends": ENDS, "bursts": 20, "seed": 5, "asynchronous": True}
-FORKED = {"bursts": 15, "seed": 7}
 DRAINS = {"drains": 20, "seed": 3, "incidents": [["kill", 1]]}
-OFF = {"bursts": 3, "seed": 0, "balance": False}
 DENSE = {"bursts": 2}
-# Several times as fast to start as spawn, and so the way for everything that the start method does not matter to.
-FORK = {"ENGINE_START": "fork"}
-CAP = 4
 
 OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm.v1.engine.core:")
 

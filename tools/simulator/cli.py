@@ -114,10 +114,13 @@ def run_command(
 
 @app.command("fit")
 def fit_command(
-    file: Annotated[Path, typer.Argument(metavar="CSV", help="prefill_tokens,decode_batch,seconds: a line a step.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="CSV...", help="prefill_tokens,decode_batch,seconds: a line a step; a file a rank."),
+    ],
 ) -> None:
-    """Fit the step-time model to measured steps of one rank."""
-    found = steptime.fit(file)
+    """Fit the step-time model to measured steps: see `recorder`."""
+    found = steptime.fit(*files)
     model = found.model
     typer.echo(f"--step base={model.base:.6g},prefill={model.prefill:.6g},decode={model.decode:.6g}")
     typer.echo(
