@@ -19,10 +19,11 @@ from balance_patcher.errors import Outcome, PatchError, refuse
 
 from . import steptime
 from .dispatch import NAMES
-from .files import part_name, read_parts, write_summary
-from .job import Job
+from .files import read_parts, write_summary
+from .job import Job, part_name
 from .plots import plot
-from .running import python_of, run
+from .plugging import plug_in
+from .running import prepare, python_of, run
 from .tables import tables
 from .traces import Load
 
@@ -80,6 +81,9 @@ def run_command(
     folder: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Where it is left.")] = Path(
         "simulated"
     ),
+    resume: Annotated[  # noqa: FBT002
+        bool, typer.Option("--resume", help="Simulate only what an interrupted run has left out.")
+    ] = False,
     plots: Annotated[bool, typer.Option(help="Draw the ranks over time (needs matplotlib).")] = True,  # noqa: FBT002
 ) -> None:
     """Simulate, and leave tables, CSV and plots."""
@@ -99,16 +103,21 @@ def run_command(
         what = f"--kv-tokens {kv_tokens} does not hold the longest request, {longest} tokens and a block to spare"
         raise refuse("BP007", what, next=f"give at least {longest + 2 * block}, or 0")
     python = python_of(lane)
-    console = Console()
-    interrupted = False
+    prepare(job, folder, resume=resume)
+    console, interrupted = Console(), False
     try:
         with _Watching() as watching:
-            run(job, folder, python, watching)
+            run(folder, python, watching)
     except KeyboardInterrupt:
         interrupted = True
-    _show(console, job, folder, plots=plots)
+    finally:  # what is finished is shown, whatever ended the rest
+        _show(console, job, folder, plots=plots)
     if interrupted:
-        console.print(f"interrupted: what was finished is in {folder}", markup=False)
+        missing = [name for name in job.names() if not (folder / name).exists()]
+        console.print(
+            f"interrupted. Not simulated: {', '.join(missing) or 'nothing'}. "
+            "The same command with --resume goes on.", markup=False, soft_wrap=True,
+        )  # fmt: skip
         raise typer.Exit(INTERRUPTED)
 
 
@@ -127,6 +136,15 @@ def fit_command(
         f"{found.steps} steps; the model explains {100 * found.explained:.1f} % of the variance, "
         f"and lies {1000 * found.error:.3g} ms from a step on average"
     )
+
+
+@app.command("recorder")
+def recorder_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the plugin's metadata is written.")],
+) -> None:
+    """Make a folder that lets vLLM's engine cores write down their steps, for `fit`."""
+    for line in plug_in(folder):
+        typer.echo(line)
 
 
 @app.command("plot")
@@ -159,8 +177,7 @@ def _gates(text: str) -> tuple[str, ...]:
 
 def _show(console: Console, job: Job, folder: Path, *, plots: bool) -> None:
     """The parts of this job that are there: as tables, as a summary, as plots."""
-    names = {part_name(ranks, gate) for ranks in job.ranks for gate in job.gates}
-    parts = [part for part in read_parts(folder) if part_name(part.ranks, part.gate) in names]
+    parts = [part for part in read_parts(folder) if part_name(part.ranks, part.gate) in job.names()]
     if not parts:
         return
     write_summary(folder, parts)

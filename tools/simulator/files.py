@@ -16,15 +16,11 @@ from typing import Any
 
 from .events import Run
 from .figures import NAMES, Figures
+from .job import part_name
 from .traces import Arrival
 
 STEPS = ("end", "seconds", "prefill", "decode", "admitted", "preempted", "leader", "frozen", "waiting")
 REQUESTS = ("arrival", "prompt", "output", "rank", "first", "finish", "tokens")  #: the first four are a trace again
-
-
-def part_name(ranks: int, gate: str) -> str:
-    """The folder of a part."""
-    return f"{ranks}-ranks-{gate}"
 
 
 def write_part(folder: Path, found: Figures, trace: Sequence[Arrival], run: Run) -> Path:

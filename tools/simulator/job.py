@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from . import traces
 from .steptime import StepTime
 from .traces import Arrival, Load
+
+
+def part_name(ranks: int, gate: str) -> str:
+    """What a part is called: so many ranks, with one way to admit."""
+    return f"{ranks}-ranks-{gate}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,14 @@ class Job:
         values = asdict(self.load)
         requests, rate = max(1, round(self.load.requests * share)), self.load.rate * share
         return traces.made(Load(**values | {"requests": requests, "rate": rate}))
+
+    def names(self) -> list[str]:
+        """The names of its parts, in their order."""
+        return [part_name(ranks, gate) for ranks in self.ranks for gate in self.gates]
+
+    def like(self, other: Job) -> bool:
+        """Whether both say the same of what is simulated; how many parts at a time means nothing to that."""
+        return replace(self, processes=1) == replace(other, processes=1)
 
     def text(self) -> str:
         """As JSON."""

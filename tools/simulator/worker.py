@@ -2,7 +2,7 @@
 
 It reads ``job.json`` in the folder, and tells its progress on standard output, a line of JSON each. What vLLM prints
 goes to standard error. It imports vLLM once, and forks a process for each part, as many at a time as the job says.
-When nobody reads any more, or the process that started this is gone, it ends.
+It is the first of its process group; when its standard input ends, whoever started it is gone, and the group ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ def main(folder: Path, out: TextIO) -> None:
     job = Job.of((folder / "job.json").read_text("utf-8"))
     running: dict[int, str] = {}
     for part in parts(job):
+        if (folder / part.name).exists():  # whole, from a run that was interrupted
+            continue
         if len(running) == job.processes:
             _join(running)
         tell("part", name=part.name, requests=len(part.trace))
@@ -69,7 +72,7 @@ class Part(NamedTuple):
 def parts(job: Any) -> Iterator[Part]:
     """The parts of a job; those of one number of ranks have the same trace."""
     from . import cache, lane
-    from .files import part_name
+    from .job import part_name
 
     for ranks in job.ranks:
         trace = job.trace(ranks)
@@ -131,6 +134,13 @@ def _simulated(job: Any, part: Part, folder: Path, tell: Callable[..., None]) ->
     tell("done", name=part.name)
 
 
+def _listen() -> None:
+    """End this process group when standard input ends."""
+    while os.read(0, 1):
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
 def _memory() -> int:
     """The largest size of this process in MB: since the part began, where the system tells."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -144,6 +154,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started this says how far it came
+    threading.Thread(target=_listen, daemon=True).start()
     try:
         main(Path(sys.argv[1]), told)
         code = 0
