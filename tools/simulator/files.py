@@ -75,3 +75,10 @@ def read_running(folder: Path, part: Figures) -> tuple[list[float], list[list[in
         next(rows)
         table = [(float(row[0]), [int(value) for value in row[1:]]) for row in rows]
     return [end for end, _ in table], [counts for _, counts in table]
+
+
+def read_steps(folder: Path, part: Figures) -> list[tuple[float, float, bool, bool]]:
+    """Of each step of a part: when it ended, how long it took, whether somebody prefilled, whether one was frozen."""
+    with (folder / part_name(part.ranks, part.gate) / "steps.csv").open(newline="", encoding="utf-8") as stream:
+        rows = csv.DictReader(stream)
+        return [(float(row["end"]), float(row["seconds"]), row["prefill"] != "0", row["frozen"] != "0") for row in rows]

@@ -5,7 +5,7 @@ leaves ``steps-RANK.csv`` in ``$BALANCE_STEPS``, a line for each step of a wave.
 
 A step lasts from the end of the one before it to the point where the ranks agree whether anybody has work: the one
 place that each of them passes once a step. Where there is no such point (one rank, or a dense model), nothing is
-recorded. Both methods are wrapped on the instances, around what runs there. Runs inside vLLM, on the standard library.
+recorded. The methods are wrapped on the instances, around what runs there. Runs inside vLLM, on the standard library.
 """
 
 from __future__ import annotations
@@ -68,12 +68,17 @@ class Recorder:
         self._kinds: dict[int, tuple[int, int]] = {}
         self._computed, self._admitted, self._frozen = (0, 0), 0, 0
         self._schedule, self._update = engine.scheduler.schedule, engine.scheduler.update_from_output
-        self._agree = engine._has_global_unfinished_reqs  # noqa: SLF001
+        self._agree, self._process = engine._has_global_unfinished_reqs, engine._process_engine_step  # noqa: SLF001
         engine.scheduler.schedule, engine.scheduler.update_from_output = self._on_schedule, self._on_update
         engine._has_global_unfinished_reqs = self._on_agree  # noqa: SLF001
+        engine._process_engine_step = self._on_process  # noqa: SLF001
+
+    def _on_process(self) -> Any:
+        """Where a wave begins, a step begins here, also on a rank that has nothing to schedule."""
+        self._since = self._since or time.perf_counter()
+        return self._process()
 
     def _on_schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._since = self._since or time.perf_counter()
         shut = gate_shut(self._scheduler)
         output = self._schedule(*args, **kwargs)
         self._admitted += len(output.scheduled_new_reqs)
@@ -100,7 +105,7 @@ class Recorder:
         now = time.perf_counter()
         running, waiting = self._scheduler.get_request_counts()
         wave = self._engine.current_wave
-        seconds = f"{now - (self._since or now):.6f}"
+        seconds = f"{now - self._since:.6f}"
         self._rows.writerow(
             (self._step, wave, *self._computed, seconds, running, waiting, self._admitted, self._frozen)
         )
