@@ -19,7 +19,7 @@ FEW_BLOCKS = lane.Shape(SEQS, TOKENS, 256, 16, 17)
 MODES = {"synchronous": False, "asynchronous": True}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def clean():
     yield
     uninstall("balance")
