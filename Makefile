@@ -105,6 +105,11 @@ demo: .venv/.made-dev  ## balance off beside on in real engine cores, on this ma
 	@$(BIN)/python -m tools.lanes main
 	@PYTHONPATH='$(CURDIR)' VLLM_CACHE_ROOT='$(CURDIR)/.lanes/main/cache' .lanes/main/bin/python -m balance_patcher demo
 
+.PHONY: simulate
+simulate: .venv/.made-dev  ## balance off beside on at 2 and 16 ranks, with real schedulers: tables, CSV and plots in .simulated/
+	@$(BIN)/python -m tools.lanes main
+	@$(BIN)/python -m tools.simulate run --lane main --ranks 2,16 --requests 1200 --closed 40 --output-dir .simulated
+
 .PHONY: lint
 lint: .venv/.made-dev  ## ruff, mypy --strict, and the layers of the package
 	@$(BIN)/ruff check .
@@ -114,7 +119,7 @@ lint: .venv/.made-dev  ## ruff, mypy --strict, and the layers of the package
 
 .PHONY: clean
 clean:  ## remove the environments and everything else that was made
-	rm -rf .venv .lanes .cache .bench build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .lanes .cache .bench .simulated build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache .coverage htmlcov
 
 .venv/.made-cli: pyproject.toml

@@ -82,6 +82,7 @@ class Run:
         reads: By process, what the counter of the NPU check wrote; empty where it was not asked for.
         left: Processes of the run that were still there when it had ended.
         seconds: How long it took, with the start.
+        folder: Where everything is that it left.
     """
 
     code: int
@@ -92,6 +93,7 @@ class Run:
     reads: dict[str, list[dict]] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    folder: Path | None = None
 
     def lines(self, what: str) -> list[str]:
         """The lines of the log that hold some text."""
@@ -143,6 +145,7 @@ def drive(
     environment = {
         **surroundings(places), "ENGINE_PROBE": str(folder),
         "ENGINE_ASYNC": str(int(settings.get("asynchronous", False))),
+        "ENGINE_CLOSED": "1" * bool(settings.get("closed")),
         "ENGINE_SLOW": "1" * any(name in ("slow", "stop") for name, *_ in settings.get("incidents", ())), **environment,
     }  # fmt: skip
     command = [sys.executable, str(HERE / "waves.py"), json.dumps(settings)]
@@ -166,6 +169,7 @@ def drive(
         assert ended(process.pid, 10) == []
     text = (folder / "log").read_text(errors="replace")
     run = Run(code, results[-1] if results else {}, text, left=left, seconds=round(time.monotonic() - started, 1))
+    run.folder = folder
     run.facts, run.steps = recorded(folder)
     run.reads = reads(folder)
     return run

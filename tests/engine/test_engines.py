@@ -2,23 +2,16 @@
 
 import pytest
 
+# Found on the path that conftest.py sets.
+from settings import ASYNC, CAP, ENDS, FORK, FORK_READS, FORKED, OFF
+
 from balance_patcher.npu.counter import KINDS
 from balance_patcher.npu.figures import OURS as PLACES
 from balance_patcher.npu.figures import seen
 
-# More than the steps from one synchronisation of the ranks to the next (32 on one lane, 16 on the other).
-ENDS = 34
 ON = {"ends": ENDS, "bursts": 40, "seed": 0}
-ASYNC = {"ends": ENDS, "bursts": 20, "seed": 5, "asynchronous": True}
-FORKED = {"bursts": 15, "seed": 7}
 DRAINS = {"drains": 20, "seed": 3, "incidents": [["kill", 1]]}
-OFF = {"bursts": 3, "seed": 0, "balance": False}
 DENSE = {"bursts": 2}
-# Several times as fast to start as spawn, and so the way for everything that the start method does not matter to.
-FORK = {"ENGINE_START": "fork"}
-# The counter of the NPU check runs with them, on the CPU's memory: the engines are as they are anyway.
-FORK_READS = {**FORK, "ENGINE_READS": "count"}
-CAP = 4
 
 OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm.v1.engine.core:")
 

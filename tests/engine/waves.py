@@ -11,10 +11,11 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import incidents
-from records import gathered, records
+from records import folder, gathered, records
 
 for name, value in {
     "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -28,6 +29,7 @@ SETTINGS = {
     "bursts": 0,
     "drains": 0,
     "mixed": 0,
+    "closed": 0,
     "incidents": [],
     "seed": 0,
     "balance": True,
@@ -75,6 +77,28 @@ def mixed(count, pick):
         yield from shape(1, pick) if shape else [([{"prompt": 8, "length": pick.randint(1, 40)}], None)]
 
 
+def closed(count, _):
+    """All requests of a wave are there before its first step: more than a rank may run, and more on the one.
+
+    They do not depend on the seed. Each has a cache of its own, so that none finds another's prompt there.
+    """
+    pick = random.Random(11)
+    for wave in range(count):
+        shares = ((12, 7), (8, 8), (6, 14), (15, 9))[wave % 4]
+        yield [
+            {"prompt": pick.randint(2, 60), "length": pick.randint(3, 30), "rank": rank, "salt": True}
+            for rank, share in enumerate(shares)
+            for _ in range(share)
+        ], None  # fmt: skip
+
+
+def announce(requests):
+    """Tell each rank how many of these it is to wait for."""
+    for rank, count in Counter(request["rank"] for request in requests).items():
+        (folder() / "written").write_text(str(count))
+        (folder() / "written").rename(folder() / f"burst-{rank}")
+
+
 class Drive:
     """One engine and what has been asked of it."""
 
@@ -92,14 +116,14 @@ class Drive:
         )  # fmt: skip
         self.engine = AsyncLLM.from_engine_args(arguments)
 
-    async def one(self, prompt, length, rank=None):
+    async def one(self, prompt, length, rank=None, *, salt=False):
         """One request; "answered" if it was in full, else why it ended."""
         from vllm import SamplingParams
 
         self.sent += 1
         number, got, reason = self.sent, 0, None
         params = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False)
-        tokens = {"prompt_token_ids": [3 + number % 50] * prompt}
+        tokens = {"prompt_token_ids": [3 + number % 50] * prompt, **({"cache_salt": str(number)} if salt else {})}
         async for output in self.engine.generate(tokens, params, request_id=str(number), data_parallel_rank=rank):
             got, reason = len(output.outputs[0].token_ids), output.outputs[0].finish_reason
             self.tokens += 1
@@ -123,9 +147,14 @@ class Drive:
 
     async def waves(self):
         pick, told = random.Random(self.wanted["seed"]), time.monotonic()
-        for shape in (ends, bursts, drains, mixed):
+        for shape in (ends, bursts, drains, mixed, closed):
+            if shape is closed and self.wanted["closed"]:
+                await self.moving(self.rest())
+                await asyncio.sleep(0.5)  # whoever has noticed last rests too
             for wave, (requests, pause) in enumerate(shape(self.wanted[shape.__name__], pick)):
                 self.where = {"shape": shape.__name__, "wave": wave}
+                if shape is closed:
+                    announce(requests)
                 answers = await self.moving(asyncio.gather(*(self.one(**request) for request in requests)))
                 if {*answers} != {"answered"}:
                     raise ValueError(f"an answer was cut short: {answers}")

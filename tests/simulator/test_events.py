@@ -1,24 +1,26 @@
 """The events: everything is answered, time is the slowest rank's, and the gate does what it says."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from standin import StandInGate, StandInRank
 
 from tools.simulator import traces
-from tools.simulator.dispatch import LeastLoaded, RoundRobin
+from tools.simulator.dispatch import LeastLoaded, Recorded, RoundRobin, Skewed
 from tools.simulator.events import Answered, StalledError, Work, simulate
 from tools.simulator.figures import figures
 from tools.simulator.steptime import StepTime
 from tools.simulator.traces import Arrival, Load
 
+ANY = Arrival(0, 1, 1)
 MODEL = StepTime(base=1.0, prefill=0.01, decode=0.1)
 
 
-def simulated(trace, ranks=2, cap=4, *, freezes=False, front=RoundRobin):
+def simulated(trace, ranks=2, cap=4, *, freezes=False, front=RoundRobin, closed=0):
     gate = StandInGate(freezes=freezes)
     group = [StandInRank(cap, gate) for _ in range(ranks)]
-    return simulate(group, trace, front(group), MODEL, gate, cap), group, gate
+    return simulate(group, trace, front(group), MODEL, gate, cap, closed=closed), group, gate
 
 
 @pytest.mark.parametrize("front", [RoundRobin, LeastLoaded])
@@ -62,6 +64,28 @@ def test_no_rank_admits_in_a_step_in_which_a_count_is_at_the_cap_with_the_gate_o
     assert at_cap[True] == 0
 
 
+@pytest.mark.parametrize("closed", [1, 5, 40])
+def test_in_a_closed_loop_one_is_sent_when_another_is_answered(closed):
+    trace = [one._replace(at=0.0) for one in traces.made(Load(60, 3.0, prompt=20, output=15))]
+    run, *_ = simulated(trace, 2, closed=closed)
+    ends = sorted(run.finish)
+    # The first ones at once; each other at the very moment at which so many were answered that it is its turn.
+    assert list(run.sent) == pytest.approx([0.0] * min(closed, 60) + ends[: 60 - closed])
+    assert list(run.tokens) == [one.output for one in trace]
+    assert figures("off", run, 1).ttft_mean == pytest.approx(sum(run.first) / 60 - sum(run.sent) / 60)
+
+
+def test_a_step_that_nobody_waits_for_takes_no_time():
+    work = iter([Work(0, 0, 1, 0, awaited=False), Work(100, 0, 0, 0)])
+    answers = iter([Answered((), ()), Answered([0], [(0, 1)])])
+    rank = SimpleNamespace(
+        count=0, waiting=0, add=lambda *_: None, step=lambda: next(work), answer=lambda: next(answers)
+    )
+    run = simulate([rank], [Arrival(3, 100, 1)], RoundRobin([rank]), MODEL, StandInGate(freezes=False), 4)
+    assert list(run.seconds) == [0, 2.0]
+    assert list(run.first) == [5.0]
+
+
 def test_what_can_never_run_is_told_and_not_waited_for():
     rank = SimpleNamespace(
         count=0, waiting=1, add=lambda *_: None, step=lambda: Work(0, 0, 0, 0), answer=lambda: Answered((), ())
@@ -72,17 +96,21 @@ def test_what_can_never_run_is_told_and_not_waited_for():
 
 def test_the_dispatchers_choose_as_they_say():
     ranks = [SimpleNamespace(count=count, waiting=waiting) for count, waiting in ((2, 2), (3, 0), (0, 3))]
-    assert [RoundRobin(ranks).choose(0)] == [0]
+    assert [RoundRobin(ranks).choose(0, ANY)] == [0]
     front = RoundRobin(ranks)
-    assert [front.choose(number) for number in range(5)] == [0, 1, 2, 0, 1]
+    assert [front.choose(number, ANY) for number in range(5)] == [0, 1, 2, 0, 1]
     front = LeastLoaded(ranks)
-    assert [front.choose(number) for number in range(3)] == [1, 1, 2]
+    assert [front.choose(number, ANY) for number in range(3)] == [1, 1, 2]
+    front = Skewed(ranks)
+    assert Counter(front.choose(number, ANY) for number in range(70)) == {0: 30, 1: 20, 2: 20}
+    front = Recorded(ranks)
+    assert [front.choose(number, ANY._replace(rank=rank)) for number, rank in enumerate((2, -1, 2, -1))] == [2, 0, 2, 1]
 
 
 def test_the_figures_are_those_of_a_run_that_can_be_done_by_hand():
     trace = [Arrival(0, 10, 3), Arrival(0, 200, 1)]
     run, *_ = simulated(trace)
-    found = figures("off", trace, run, 1)
+    found = figures("off", run, 1)
     assert found.seconds == pytest.approx(5.2)
     assert found.throughput == pytest.approx(4 / 5.2)
     assert found.ttft_50 == found.ttft_99 == pytest.approx(3.0)

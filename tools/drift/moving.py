@@ -49,7 +49,7 @@ def _defined(lane: NotingLane, path: str, qualname: str) -> Iterator[str]:
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     text = lane.module(module)
     # A file that does not say the last of the names need not be parsed.
-    if text is None or text.path != path or not set(qualname.split(".")) <= text.words:
+    if text is None or text.path != path or not all(map(text.mentions, qualname.split("."))):
         return
     try:
         if not isinstance(find_target(lane, f"{module}:{qualname}"), Failure):

@@ -19,10 +19,11 @@ from balance_patcher.errors import Outcome, PatchError, refuse
 
 from . import steptime
 from .dispatch import NAMES
-from .files import part_name, read_parts, write_summary
-from .job import Job
+from .files import read_parts, write_summary
+from .job import Job, part_name
 from .plots import plot
-from .running import python_of, run
+from .plugging import plug_in
+from .running import prepare, python_of, run
 from .tables import tables
 from .traces import Load
 
@@ -65,12 +66,24 @@ def run_command(
     kv_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens of a rank's KV cache; 0: so many that none is preempted.")
     ] = 0,
+    closed: Annotated[
+        int, typer.Option(min=0, help="A closed loop: so many requests a rank are unanswered at a time; 0: open.")
+    ] = 0,
+    asynchronous: Annotated[  # noqa: FBT002
+        bool, typer.Option("--async-scheduling", help="Decide on a step before the tokens of the one before are there.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", "-j", min=0, help="Parts that are simulated at a time; 0: one a core.")
+    ] = 0,
     lane: Annotated[
         str | None, typer.Option(metavar="NAME", help="The lane whose scheduler is driven, or a Python that has vLLM.")
     ] = None,
     folder: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Where it is left.")] = Path(
         "simulated"
     ),
+    resume: Annotated[  # noqa: FBT002
+        bool, typer.Option("--resume", help="Simulate only what an interrupted run has left out.")
+    ] = False,
     plots: Annotated[bool, typer.Option(help="Draw the ranks over time (needs matplotlib).")] = True,  # noqa: FBT002
 ) -> None:
     """Simulate, and leave tables, CSV and plots."""
@@ -82,38 +95,56 @@ def run_command(
         ranks=chosen, gates=_gates(gates), dispatcher=dispatcher.value, seqs=max_num_seqs,
         tokens=max(max_num_batched_tokens, max_num_seqs), longest=max_model_len, block=block, cache=kv_tokens,
         step=model, load=Load(requests, rate * max(chosen), prompt, output, spread, burst, max_model_len, seed),
-        file=str(trace.resolve()) if trace is not None else "",
+        file=str(trace.resolve()) if trace is not None else "", closed=closed, asynchronous=asynchronous,
+        processes=processes or os.cpu_count() or 1,
     )  # fmt: skip
     longest = max(one.prompt + one.output for one in job.trace(max(chosen)))
     if kv_tokens and kv_tokens < longest + 2 * block:
         what = f"--kv-tokens {kv_tokens} does not hold the longest request, {longest} tokens and a block to spare"
         raise refuse("BP007", what, next=f"give at least {longest + 2 * block}, or 0")
     python = python_of(lane)
-    console = Console()
-    interrupted = False
+    prepare(job, folder, resume=resume)
+    console, interrupted = Console(), False
     try:
         with _Watching() as watching:
-            run(job, folder, python, watching)
+            run(folder, python, watching)
     except KeyboardInterrupt:
         interrupted = True
-    _show(console, job, folder, plots=plots)
+    finally:  # what is finished is shown, whatever ended the rest
+        _show(console, job, folder, plots=plots)
     if interrupted:
-        console.print(f"interrupted: what was finished is in {folder}", markup=False)
+        missing = [name for name in job.names() if not (folder / name).exists()]
+        console.print(
+            f"interrupted. Not simulated: {', '.join(missing) or 'nothing'}. "
+            "The same command with --resume goes on.", markup=False, soft_wrap=True,
+        )  # fmt: skip
         raise typer.Exit(INTERRUPTED)
 
 
 @app.command("fit")
 def fit_command(
-    file: Annotated[Path, typer.Argument(metavar="CSV", help="prefill_tokens,decode_batch,seconds: a line a step.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="CSV...", help="prefill_tokens,decode_batch,seconds: a line a step; a file a rank."),
+    ],
 ) -> None:
-    """Fit the step-time model to measured steps of one rank."""
-    found = steptime.fit(file)
+    """Fit the step-time model to measured steps: see `recorder`."""
+    found = steptime.fit(*files)
     model = found.model
     typer.echo(f"--step base={model.base:.6g},prefill={model.prefill:.6g},decode={model.decode:.6g}")
     typer.echo(
         f"{found.steps} steps; the model explains {100 * found.explained:.1f} % of the variance, "
         f"and lies {1000 * found.error:.3g} ms from a step on average"
     )
+
+
+@app.command("recorder")
+def recorder_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the plugin's metadata is written.")],
+) -> None:
+    """Make a folder that lets vLLM's engine cores write down their steps, for `fit`."""
+    for line in plug_in(folder):
+        typer.echo(line)
 
 
 @app.command("plot")
@@ -146,8 +177,7 @@ def _gates(text: str) -> tuple[str, ...]:
 
 def _show(console: Console, job: Job, folder: Path, *, plots: bool) -> None:
     """The parts of this job that are there: as tables, as a summary, as plots."""
-    names = {part_name(ranks, gate) for ranks in job.ranks for gate in job.gates}
-    parts = [part for part in read_parts(folder) if part_name(part.ranks, part.gate) in names]
+    parts = [part for part in read_parts(folder) if part_name(part.ranks, part.gate) in job.names()]
     if not parts:
         return
     write_summary(folder, parts)

@@ -1,6 +1,6 @@
 """Who gets the next request: what stands in front of the ranks.
 
-vLLM's own way is not written down a second time: ``lane.py`` asks the lane's own method.
+vLLM's own way is not written down a second time: ``fronts.py`` asks the lane's own method.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-NAMES = ("vllm", "round-robin", "least-loaded")
+from .traces import Arrival
+
+NAMES = ("vllm", "round-robin", "least-loaded", "skewed", "recorded")
 
 
 class Seen(Protocol):
@@ -26,7 +28,7 @@ class Seen(Protocol):
 class Dispatcher(Protocol):
     """Chooses ranks."""
 
-    def choose(self, number: int) -> int:
+    def choose(self, number: int, arrival: Arrival) -> int:
         """The rank of a request."""
 
     def finished(self, number: int) -> None:
@@ -43,7 +45,7 @@ class RoundRobin:
         self._ranks = len(ranks)
         self._next = 0
 
-    def choose(self, number: int) -> int:  # noqa: ARG002 - which request it is does not matter
+    def choose(self, number: int, arrival: Arrival) -> int:  # noqa: ARG002 - which request it is does not matter
         rank = self._next
         self._next = (rank + 1) % self._ranks
         return rank
@@ -65,8 +67,23 @@ class LeastLoaded(RoundRobin):
         super().__init__(ranks)
         self._seen = ranks
 
-    def choose(self, number: int) -> int:
-        start = super().choose(number)
+    def choose(self, number: int, arrival: Arrival) -> int:
+        start = super().choose(number, arrival)
         loads = [rank.count + rank.waiting for rank in self._seen]
         best: int = min((*range(start, self._ranks), *range(start)), key=loads.__getitem__)
         return best
+
+
+class Skewed(RoundRobin):
+    """One after the other, but the first rank gets half as many again: a front end that does not see the load."""
+
+    def choose(self, number: int, arrival: Arrival) -> int:
+        extra = number % (2 * self._ranks + 1) == 0
+        return 0 if extra else super().choose(number, arrival)
+
+
+class Recorded(RoundRobin):
+    """The rank that the trace says, or one after the other where it says none."""
+
+    def choose(self, number: int, arrival: Arrival) -> int:
+        return arrival.rank if arrival.rank >= 0 else super().choose(number, arrival)

@@ -1,7 +1,8 @@
 """The events: requests arrive, all ranks step together, the slowest sets the pace, and the counts are exchanged.
 
 Time passes only here. A request that arrives during a step is seen by its rank before the next, as an engine core
-reads its queue between steps. Where no rank has anything to do, the clock goes on to the next arrival.
+reads its queue between steps. Where no rank has anything to do, the clock goes on to the next arrival. In a closed
+loop a request is sent when another is answered, at that very moment, and the times of the trace mean nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ TOLD = 100
 
 
 class Work(NamedTuple):
-    """What one rank computes in a step: prompt tokens, requests that get a token, requests admitted, preempted."""
+    """What one rank does in a step.
+
+    Attributes:
+        prefill: Prompt tokens that are computed.
+        decode: Requests that get a token.
+        admitted: Requests admitted.
+        preempted: Requests preempted.
+        awaited: Whether it waits for the tokens at all: asynchronous scheduling starts with a step ahead.
+    """
 
     prefill: int
     decode: int
     admitted: int
     preempted: int
+    awaited: bool = True
 
 
 class Answered(NamedTuple):
@@ -85,6 +95,7 @@ class Run:
         ranks: How many.
         cap: Requests at which a rank stops admitting.
         rank: The rank of each request.
+        sent: When it was sent.
         first: When it got its first token.
         finish: When it got its last.
         tokens: How many it got.
@@ -105,6 +116,7 @@ class Run:
     ranks: int
     cap: int
     rank: array[int] = field(default_factory=lambda: array("l"))
+    sent: array[float] = field(default_factory=lambda: array("d"))
     first: array[float] = field(default_factory=lambda: array("d"))
     finish: array[float] = field(default_factory=lambda: array("d"))
     tokens: array[int] = field(default_factory=lambda: array("l"))
@@ -134,6 +146,7 @@ def simulate(
     gate: Gate,
     cap: int,
     tell: Callable[[int], None] = lambda _: None,
+    closed: int = 0,
 ) -> Run:
     """Let the ranks answer a trace.
 
@@ -145,6 +158,7 @@ def simulate(
         gate: Gets the counts of each step.
         cap: Requests at which a rank stops admitting.
         tell: Told now and then how many requests are answered.
+        closed: Requests that are unanswered at a time, in a closed loop; 0: they come when the trace says.
 
     Raises:
         StalledError: If requests wait, and nothing is computed any more.
@@ -153,7 +167,7 @@ def simulate(
     requests = len(trace)
     for column, start in ((run.rank, -1), (run.tokens, 0)):
         column.extend([start] * requests)
-    for times in (run.first, run.finish):
+    for times in (run.sent, run.first, run.finish):
         times.extend([0.0] * requests)
     has = [0] * len(ranks)  # unfinished requests of each rank
     counts = [0] * len(ranks)
@@ -161,28 +175,32 @@ def simulate(
     started = time.process_time()
     while done < requests:
         if done == sent:  # all ranks rest until the next request comes
-            now = max(now, trace[sent].at)
+            now = now if closed else max(now, trace[sent].at)
             counts = [0] * len(ranks)
             gate.gathered(counts)
-        while sent < requests and trace[sent].at <= now:
-            chosen = dispatcher.choose(sent)
+        while sent < requests and (sent - done < closed if closed else trace[sent].at <= now):
+            chosen = dispatcher.choose(sent, trace[sent])
             ranks[chosen].add(sent, trace[sent])
-            run.rank[sent] = chosen
+            run.rank[sent], run.sent[sent] = chosen, now if closed else trace[sent].at
             has[chosen] += 1
             sent += 1
         leader = max(counts)
-        shut = gate.freezes and leader >= cap
-        frozen = sum(1 for rank, count in zip(ranks, counts, strict=True) if shut and count < cap and rank.waiting)
+        frozen = 0
+        if gate.freezes and leader >= cap:
+            frozen = sum(1 for rank, count in zip(ranks, counts, strict=True) if count < cap and rank.waiting)
         active = [number for number, unfinished in enumerate(has) if unfinished]
         prefill = decode = admitted = preempted = 0
-        longest = model.base
+        ahead, longest = 0, 0.0
         for number in active:
             work = ranks[number].step()
             prefill += work.prefill
             decode += work.decode
             admitted += work.admitted
             preempted += work.preempted
+            ahead += not work.awaited
             longest = max(longest, model.of(work.prefill, work.decode))
+        if ahead == len(active):  # nobody has anything to wait for: the first step of a wave is only handed on
+            longest = 0.0
         still = 0 if prefill or decode else still + 1
         if still == STALL:
             raise StalledError(f"{sent - done} requests wait, and {STALL} steps computed nothing")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from balance_patcher.demo.figures import mean, percentile
 
 from .events import Run
-from .traces import Arrival
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,8 @@ class Figures:
     """One line of the summary; seconds, unless it says otherwise.
 
     Attributes:
-        throughput: Output tokens a second, from the first arrival to the last token.
-        ttft_50: Time from arrival to the first token: percentiles.
+        throughput: Output tokens a second, from the first request to the last token.
+        ttft_50: Time from sending to the first token: percentiles.
         tpot_50: Time from each token to the next, the mean of a request: percentiles over requests.
         imbalance: How many more requests the fullest rank runs than the emptiest: the mean over time.
         frozen_steps: Steps in which the gate stopped a rank that had room and requests waiting.
@@ -58,19 +57,18 @@ class Figures:
 NAMES = tuple(one.name for one in fields(Figures))
 
 
-def figures(gate: str, trace: Sequence[Arrival], run: Run, memory: int) -> Figures:
+def figures(gate: str, run: Run, memory: int) -> Figures:
     """The figures of one simulation.
 
     Args:
         gate: How ranks admitted.
-        trace: What arrived.
         run: What happened.
         memory: The largest size of the process, in MB.
     """
-    first = [got - one.at for got, one in zip(run.first, trace, strict=True)]
-    rows = zip(run.finish, run.first, trace, strict=True)
-    token = [(last - got) / (one.output - 1) for last, got, one in rows if one.output > 1]
-    length = max(run.finish) - trace[0].at
+    first = [got - sent for got, sent in zip(run.first, run.sent, strict=True)]
+    rows = zip(run.finish, run.first, run.tokens, strict=True)
+    token = [(last - got) / (tokens - 1) for last, got, tokens in rows if tokens > 1]
+    length = max(run.finish) - run.sent[0]
     busy = sum(run.seconds)
 
     def share(column: Sequence[bool]) -> float:
@@ -80,7 +78,7 @@ def figures(gate: str, trace: Sequence[Arrival], run: Run, memory: int) -> Figur
     return Figures(
         ranks=run.ranks,
         gate=gate,
-        requests=len(trace),
+        requests=len(run.rank),
         output_tokens=sum(run.tokens),
         seconds=length,
         throughput=sum(run.tokens) / length,

@@ -16,15 +16,11 @@ from typing import Any
 
 from .events import Run
 from .figures import NAMES, Figures
+from .job import part_name
 from .traces import Arrival
 
 STEPS = ("end", "seconds", "prefill", "decode", "admitted", "preempted", "leader", "frozen", "waiting")
-REQUESTS = ("arrival", "prompt", "output", "rank", "first", "finish", "tokens")
-
-
-def part_name(ranks: int, gate: str) -> str:
-    """The folder of a part."""
-    return f"{ranks}-ranks-{gate}"
+REQUESTS = ("arrival", "prompt", "output", "rank", "first", "finish", "tokens")  #: the first four are a trace again
 
 
 def write_part(folder: Path, found: Figures, trace: Sequence[Arrival], run: Run) -> Path:
@@ -40,8 +36,9 @@ def write_part(folder: Path, found: Figures, trace: Sequence[Arrival], run: Run)
     draft = folder / f".{place.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    requests = zip(run.rank, run.first, run.finish, run.tokens, strict=True)
-    _write(draft / "requests.csv", REQUESTS, ((*one, *got) for one, got in zip(trace, requests, strict=True)))
+    lengths = ((one.prompt, one.output) for one in trace)
+    requests = zip(run.sent, lengths, run.rank, run.first, run.finish, run.tokens, strict=True)
+    _write(draft / "requests.csv", REQUESTS, ((sent, *one, *got) for sent, one, *got in requests))
     _write(draft / "steps.csv", STEPS, zip(*(getattr(run, name) for name in STEPS), strict=True))
     names = ("end", *(f"rank{number}" for number in range(run.ranks)))
     _write(draft / "running.csv", names, ((end, *run.counts(step)) for step, end in enumerate(run.end)))
@@ -78,3 +75,10 @@ def read_running(folder: Path, part: Figures) -> tuple[list[float], list[list[in
         next(rows)
         table = [(float(row[0]), [int(value) for value in row[1:]]) for row in rows]
     return [end for end, _ in table], [counts for _, counts in table]
+
+
+def read_steps(folder: Path, part: Figures) -> list[tuple[float, float, bool, bool]]:
+    """Of each step of a part: when it ended, how long it took, whether somebody prefilled, whether one was frozen."""
+    with (folder / part_name(part.ranks, part.gate) / "steps.csv").open(newline="", encoding="utf-8") as stream:
+        rows = csv.DictReader(stream)
+        return [(float(row["end"]), float(row["seconds"]), row["prefill"] != "0", row["frozen"] != "0") for row in rows]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from . import traces
 from .steptime import StepTime
 from .traces import Arrival, Load
+
+
+def part_name(ranks: int, gate: str) -> str:
+    """What a part is called: so many ranks, with one way to admit."""
+    return f"{ranks}-ranks-{gate}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class Job:
         step: How long a step takes.
         load: How a trace is made, for the largest number of ranks; a smaller one gets its share. With ``file``, unused.
         file: A recorded trace, the same for all numbers of ranks; empty, if it is made.
+        closed: Requests of each rank that are unanswered at a time, in a closed loop; 0: they come when the trace says.
+        asynchronous: Whether a step is decided on before the one before it has its tokens.
+        processes: Parts that are simulated at a time.
     """
 
     ranks: tuple[int, ...]
@@ -40,6 +48,9 @@ class Job:
     step: StepTime
     load: Load
     file: str = ""
+    closed: int = 0
+    asynchronous: bool = False
+    processes: int = 1
 
     def trace(self, ranks: int) -> list[Arrival]:
         """What arrives at so many ranks.
@@ -48,11 +59,19 @@ class Job:
             PatchError: What :func:`traces.read` raises.
         """
         if self.file:
-            return traces.read(Path(self.file), self.longest)
+            return traces.read(Path(self.file), self.longest, ranks if self.dispatcher == "recorded" else 0)
         share = ranks / max(self.ranks)
         values = asdict(self.load)
         requests, rate = max(1, round(self.load.requests * share)), self.load.rate * share
         return traces.made(Load(**values | {"requests": requests, "rate": rate}))
+
+    def names(self) -> list[str]:
+        """The names of its parts, in their order."""
+        return [part_name(ranks, gate) for ranks in self.ranks for gate in self.gates]
+
+    def like(self, other: Job) -> bool:
+        """Whether both say the same of what is simulated; how many parts at a time means nothing to that."""
+        return replace(self, processes=1) == replace(other, processes=1)
 
     def text(self) -> str:
         """As JSON."""

@@ -1,7 +1,8 @@
 """How long a step takes on one rank: a fixed part, a part for each prompt token, a part for each request that decodes.
 
 In a data-parallel wave all ranks wait for the slowest, so the step of the group takes the longest of these. The three
-figures can be fitted to measured steps. None of them may come out negative: a model in which more work takes less
+figures can be fitted to measured steps; where several ranks were measured, to the rank of each step that had most to
+do, as all took as long as that one. None of them may come out negative: a model in which more work takes less
 time would be exploited by no scheduler, and believed by some reader.
 """
 
@@ -18,6 +19,7 @@ from balance_patcher.errors import Failure, PatchError, refuse
 from .traces import rows
 
 COLUMNS = ("prefill_tokens", "decode_batch", "seconds")
+STEP = "step"
 CODE = "BP951"
 
 
@@ -86,36 +88,47 @@ def given(text: str) -> StepTime:
     return StepTime(**values)
 
 
-def read(file: Path) -> list[Measured]:
-    """Measured steps, one a line.
+def read(file: Path) -> dict[int, Measured]:
+    """Measured steps, one a line, by the number that the file gives them under ``step``, or else by their place.
+
+    A step in which nothing was computed is left out: what it took is a wait for somebody else.
 
     Raises:
         PatchError: BP514, if the file cannot be read; BP951 for a bad line, with its number.
     """
-    steps: list[Measured] = []
+    steps: dict[int, Measured] = {}
     for line, row in rows(file, COLUMNS, CODE):
         try:
             step = Measured(int(row["prefill_tokens"]), int(row["decode_batch"]), float(row["seconds"]))
+            number = int(row.get(STEP) or line)
         except ValueError as error:
             raise PatchError(_bad(file, line, f"not a number ({error})")) from None
         if step.prefill < 0 or step.decode < 0 or not 0 < step.seconds < math.inf:
             raise PatchError(_bad(file, line, "a count is negative, or a time is not above 0"))
-        steps.append(step)
+        if step.prefill or step.decode:
+            steps[number] = step
     return steps
 
 
-def fit(file: Path) -> Fit:
+def fit(*files: Path) -> Fit:
     """The model that lies nearest to measured steps, by least squares.
+
+    Args:
+        files: The steps of one rank each.
 
     Raises:
         PatchError: As :func:`read`; BP951, if the steps do not tell the three parts from each other.
     """
-    steps = read(file)
+    slowest: dict[int, Measured] = {}
+    for file in files:
+        for number, step in read(file).items():
+            slowest[number] = max(step, slowest.get(number, step), key=lambda one: (one.prefill, one.decode))
+    steps = list(slowest.values())
     table = [(1.0, float(step.prefill), float(step.decode)) for step in steps]
     seconds = [step.seconds for step in steps]
     if _solve(table, seconds, (0, 1, 2)) is None:
         what = "the steps do not tell base, prefill and decode from each other"
-        raise PatchError(_bad(file, 1, f"{what}: {len(steps)} lines, which differ in too little"))
+        raise PatchError(_bad(files[0], 1, f"{what}: {len(steps)} lines, which differ in too little"))
     best = min((_solution(table, seconds, chosen) for chosen in _choices()), key=lambda found: found[0])
     model = StepTime(*best[1])
     average = sum(seconds) / len(seconds)

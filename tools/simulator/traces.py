@@ -17,6 +17,7 @@ from typing import NamedTuple
 from balance_patcher.errors import Failure, PatchError, refuse
 
 COLUMNS = ("arrival", "prompt", "output")
+RANK = "rank"
 
 #: After so many bad lines no more are looked for.
 SHOWN = 5
@@ -31,11 +32,13 @@ class Arrival(NamedTuple):
         at: Seconds from the start of the trace.
         prompt: Tokens of its prompt.
         output: Tokens of its answer.
+        rank: Who had it, as the recorded dispatcher gives it out again; below 0: nobody knows.
     """
 
     at: float
     prompt: int
     output: int
+    rank: int = -1
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,22 @@ def _length(pick: random.Random, mean: int, spread: float, longest: int) -> int:
     return max(1, min(longest, round(drawn)))
 
 
-def read(file: Path, longest: int) -> list[Arrival]:
-    """The trace that a CSV holds, with the columns ``arrival``, ``prompt`` and ``output``; others are passed over.
+def read(file: Path, longest: int, ranks: int = 0) -> list[Arrival]:
+    """The trace that a CSV holds, with the columns ``arrival``, ``prompt`` and ``output``, and maybe ``rank``.
+
+    Other columns are passed over.
 
     Args:
         file: The CSV.
         longest: Tokens that the model takes, prompt and answer together.
+        ranks: How many there are; 0: any rank will do.
 
     Raises:
         PatchError: BP514, if it cannot be read; BP950 for each bad line, with its number.
     """
     trace, bad = list[Arrival](), list[Failure]()
     for line, row in rows(file, COLUMNS, CODE):
-        found = _arrival(row, trace[-1].at if trace else 0.0, longest)
+        found = _arrival(row, trace[-1].at if trace else 0.0, longest, ranks)
         if isinstance(found, Arrival):
             trace.append(found)
             continue
@@ -108,11 +114,12 @@ def read(file: Path, longest: int) -> list[Arrival]:
     return trace
 
 
-def _arrival(row: dict[str, str], last: float, longest: int) -> Arrival | str:
+def _arrival(row: dict[str, str], last: float, longest: int, ranks: int) -> Arrival | str:
     """The request of one row, or what is wrong with it."""
     try:
         at = float(row["arrival"])
         prompt, output = int(row["prompt"]), int(row["output"])
+        rank = int(row.get(RANK) or -1)
     except ValueError as error:
         return f"not a number ({error})"
     wrong = ""
@@ -124,7 +131,9 @@ def _arrival(row: dict[str, str], last: float, longest: int) -> Arrival | str:
         wrong = f"prompt {prompt}, output {output}: a length is below 1"
     elif prompt + output > longest:
         wrong = f"prompt {prompt} and output {output} are {prompt + output} tokens, the model takes {longest}"
-    return wrong or Arrival(at, prompt, output)
+    elif (RANK in row and row[RANK] and rank < 0) or rank >= ranks > 0:
+        wrong = f"rank {rank}, of {ranks} ranks" if rank >= 0 else f"rank {rank} is below 0"
+    return wrong or Arrival(at, prompt, output, rank)
 
 
 def rows(file: Path, columns: Sequence[str], code: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -158,5 +167,6 @@ def write(file: Path, trace: Sequence[Arrival]) -> None:
     """Keep a trace as a CSV that :func:`read` takes."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(COLUMNS)
-        writer.writerows(trace)
+        known = any(one.rank >= 0 for one in trace)
+        writer.writerow((*COLUMNS, RANK) if known else COLUMNS)
+        writer.writerows(trace if known else [one[:3] for one in trace])

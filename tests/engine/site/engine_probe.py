@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import engine_bursts
 import engine_ranks
 
 FOLDER = os.environ.get("ENGINE_PROBE")
@@ -37,6 +38,10 @@ def register():
         engine_ranks.differ(os.environ["ENGINE_RANKS"])
     if os.environ.get("ENGINE_RAY"):
         engine_ranks.actors()
+    if os.environ.get("ENGINE_CLOSED"):
+        from tools.simulator import recorder
+
+        recorder.watch(Path(FOLDER))
     if FOLDER:
         watch()
     if os.environ.get("ENGINE_READS"):
@@ -133,6 +138,8 @@ def recorded(loop):
             gather = getattr(self.scheduler, "balance_gather", None)
             if gather is not None:
                 self.scheduler.balance_gather = recording(self, gather, out)
+            if os.environ.get("ENGINE_CLOSED"):
+                engine_bursts.hold(self, FOLDER)
             if os.environ.get("ENGINE_SLOW"):
                 slow_down(self)
             if os.environ.get("ENGINE_CONTROL"):
