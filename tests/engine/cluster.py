@@ -17,6 +17,10 @@ from pathlib import Path
 from launches import CAP, HOST, Command
 from processes import end, ended, plugin_site, recorded
 
+from balance_patcher.exposition import metrics_url, read
+from balance_patcher.served import Served
+from balance_patcher.served import served as figures
+
 #: Seconds that a start may take. A loaded machine is slow; a start that has failed ends by itself.
 START = 600
 #: Seconds that one answer may take, and that engine cores may take to come to rest.
@@ -34,6 +38,7 @@ class Launched:
         answers: For each request, how many tokens it asked for and how many it got; none where it failed.
         gathers: For each rank, how often it had gathered when all was at rest.
         pages: What each server said at ``/metrics`` then.
+        told: What `status --url` made of each.
         codes: The exit status of each command.
         logs: What each command printed.
         facts: For each rank, what ran there.
@@ -48,6 +53,7 @@ class Launched:
     answers: list[tuple[int, int]] = field(default_factory=list)
     gathers: list[int] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
+    told: list[Served] = field(default_factory=list)
     codes: list[int | None] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     facts: list[dict] = field(default_factory=list)
@@ -205,6 +211,7 @@ def served(folder: Path, commands: Sequence[Command]) -> Launched:
                 cluster.ask(BURST)
                 cluster.rest()
             cluster.launched.pages = [cluster.page(port) for port in cluster.ports]
+            cluster.launched.told = [figures(read(metrics_url(f"http://{HOST}:{port}"))) for port in cluster.ports]
     return cluster.launched
 
 

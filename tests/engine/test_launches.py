@@ -143,6 +143,30 @@ class TestFigures:
         assert enabled == {str(rank): 1.0 for rank in range(len(served.steps))}
 
 
+class TestStatusOfAServer:
+    """What `status --url` says of each, beside what its engine cores have written down."""
+
+    @pytest.fixture
+    def engines(self, served):
+        return {int(engine.engine): engine for told in served.told for engine in told.engines}
+
+    def test_every_engine_is_on_with_the_cap_and_the_digest_that_its_log_tells(self, served, engines):
+        assert sorted(engines) == list(range(len(served.steps)))
+        digests = {line.rpartition("digest=")[2].split()[0] for line in served.lines("balance: ON")}
+        for engine in engines.values():
+            assert (engine.enabled, engine.cap, {engine.digest}) == (True, launches.CAP, digests)
+
+    def test_its_figures_are_those_of_the_engine_cores(self, served, engines):
+        for rank, engine in engines.items():
+            assert engine.gather.count == served.gathers[rank]
+            assert engine.frozen_steps == metrics.frozen(served.steps[rank], launches.CAP)
+            assert 0 < engine.gather.quantile(0.5) <= engine.gather.quantile(0.99)
+            assert (engine.running, engine.waiting, engine.held) == (0, 0, 0)
+
+    def test_nothing_differs_between_them(self, served):
+        assert [line for told in served.told for line in told.warnings if "waited so long" not in line] == []
+
+
 class TestTwoServers:
     def test_there_are_two(self, two_servers):
         assert two_servers.lines("(ApiServer_0 ")
