@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -285,6 +286,14 @@ class TestStages:
         with stages:
             assert "".join(inner.many()) == "ab"
         assert stages.times["inner"] == 1000.0
+
+    def test_parsing_is_no_compiling(self, package):
+        stages = Stages({"parse": ("ast:parse",), "compile": ("builtins:compile",)})
+        with stages:
+            ast.parse("1 + 1")
+            assert stages.times == {"parse": 1000.0, "compile": 0.0, REST: 0.0}
+            assert eval(compile("1 + 1", "x", "eval")) == 2  # noqa: S307 - ours
+        assert stages.times == {"parse": 1000.0, "compile": 1000.0, REST: 0.0}
 
     def test_a_function_that_is_gone_is_said(self, package):
         with Stages({"inner": ("balance_patcher.inner:nobody",)}) as stages:
