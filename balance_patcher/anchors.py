@@ -135,7 +135,11 @@ def _of_its_kind(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, li
         return
     size = len(pattern.nodes) if pattern.kind == "statements" else 1
     for node, suite, at in target.kinds.get(type(first), ()):
-        if at + size <= len(suite):
+        # What differs is told of near misses only; here it is enough that something does.
+        if at + size <= len(suite) and all(
+            type(part := getattr(node, name)) is kind and (not attribute or getattr(part, "attr", "") == attribute)
+            for name, kind, attribute in pattern.sketch
+        ):
             yield node, suite[at : at + size]
 
 

@@ -20,7 +20,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from .bound import children, walk
 from .holes import Hole, bad, fill, scan
@@ -84,6 +84,18 @@ class Pattern:
         first = self.nodes[0]
         header = self.kind == "header"
         return overlap(first, candidate, allow or {}, header=header) / weight(first, header=header)
+
+    @cached_property
+    def sketch(self) -> tuple[tuple[str, type[ast.AST], str], ...]:
+        """What a node has at least that matches: fields of its first node, with their kind and an attribute's name."""
+        found: list[tuple[str, type[ast.AST], str]] = []
+        first = self.nodes[0]
+        for name in first._fields:
+            part = getattr(first, name, None)
+            if isinstance(part, (ast.Attribute, ast.Call, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Subscript)):
+                attribute: str = getattr(part, "attr", "")
+                found.append((name, type(part), "" if attribute.startswith(ONE) else attribute))
+        return tuple(found)
 
     @property
     def opens(self) -> bool:

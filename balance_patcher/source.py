@@ -17,7 +17,7 @@ import os
 import re
 import tokenize
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -214,14 +214,20 @@ class ModuleText:
 
     def mentions(self, word: str) -> bool:
         """Whether a word stands anywhere in the text, comments and texts included."""
-        whole = re.compile(rf"\b{re.escape(word)}\b")
-        # To find it as a part of words first is twenty times as fast.
-        places = re.finditer(re.escape(word), self.text)
-        return any(whole.match(self.text, found.start()) for found in places)
+        ends = ((at, at + len(word)) for at in self._places(word))
+        beside = (self.text[max(at - 1, 0) : at] + self.text[end : end + 1] for at, end in ends)
+        return any(not re.search(r"\w", characters) for characters in beside)
 
     def lines_with(self, name: str) -> list[int]:
         """The numbers of the lines that hold a name, also as a part of another."""
-        return [bisect.bisect_right(self.starts, found.start()) for found in re.finditer(re.escape(name), self.text)]
+        return [bisect.bisect_right(self.starts, at) for at in self._places(name)]
+
+    def _places(self, name: str) -> Iterator[int]:
+        """Where a name begins, also as a part of another; an expression for each name would take longer to make."""
+        at = self.text.find(name)
+        while at >= 0:
+            yield at
+            at = self.text.find(name, at + 1)
 
     @cached_property
     def starts(self) -> list[int]:

@@ -62,7 +62,9 @@ class Target:
     @cached_property
     def expressions(self) -> tuple[tuple[ast.expr, list[ast.stmt]], ...]:
         """Every expression of the function with the statement that holds it; nested functions are left out."""
-        return tuple(_expressions(self.node))
+        found: list[tuple[ast.expr, list[ast.stmt]]] = []
+        _expressions(self.node, [], found)
+        return tuple(found)
 
     @cached_property
     def kinds(self) -> dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]]:
@@ -243,17 +245,15 @@ def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
             yield name, part.body
 
 
-def _expressions(function: ast.AST) -> Iterator[tuple[ast.expr, list[ast.stmt]]]:
-    todo: list[tuple[ast.AST, list[ast.stmt]]] = [(child, []) for child in children(function)[::-1]]
-    while todo:
-        node, holder = todo.pop()
-        if isinstance(node, SCOPES):
+def _expressions(node: ast.AST, holder: list[ast.stmt], found: list[tuple[ast.expr, list[ast.stmt]]]) -> None:
+    for child in children(node):
+        if isinstance(child, SCOPES):
             continue
-        if isinstance(node, ast.stmt):
-            holder = [node]
-        elif isinstance(node, ast.expr) and holder:
-            yield node, holder
-        todo += [(child, holder) for child in children(node)[::-1]]
+        inner = [child] if isinstance(child, ast.stmt) else holder
+        if isinstance(child, ast.expr) and inner:
+            found.append((child, inner))
+        if not isinstance(child, (ast.Name, ast.Constant)):
+            _expressions(child, inner, found)
 
 
 def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
