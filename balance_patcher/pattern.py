@@ -121,13 +121,15 @@ def compile_pattern(text: str) -> Pattern:
     holes = scan(text)
     plain = fill(text, holes, _marker)
     tree, header = _parse(text, plain)
-    tree = _Collapse().visit(tree)
+    if any(hole.kind == "op" for hole in holes):
+        tree = _Collapse().visit(tree)
     body = list(tree.body)
     if not body:
         raise bad(text, "nothing to match", "write a statement or an expression")
     if all(hole_name(node, ONE) or hole_name(node, LIST) for node in body):
         raise bad(text, "only holes", "give the pattern some structure to hold on to")
-    _check_placement(text, tree)
+    if holes:
+        _check_placement(text, tree)
     names = frozenset(hole.name for hole in holes if hole.name != "_")
     if header:
         return Pattern(text, (body[0],), "header", names)
