@@ -44,7 +44,7 @@ def code_alone(tree: ast.Module, qualname: str, node: FunctionNode, filename: st
         warnings.simplefilter("ignore")
         code = compile(ast.Module([*_imports(tree), *body], []), filename, "exec", dont_inherit=True)
     for name in qualname.split("."):
-        code = next(inner for inner in _children(code) if inner.co_name == name)
+        code = next(inner for inner in inner_codes(code) if inner.co_name == name)
     return code
 
 
@@ -73,11 +73,12 @@ def _owners(tree: ast.Module, qualname: str) -> list[ast.ClassDef]:
     return owners
 
 
-def _children(scope: CodeType) -> Iterator[CodeType]:
+def inner_codes(scope: CodeType) -> Iterator[CodeType]:
+    """The code objects that stand in one; the scopes that PEP 695 adds are looked through."""
     for constant in scope.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_name.startswith("<generic parameters of"):
-                yield from _children(constant)
+                yield from inner_codes(constant)
             else:
                 yield constant
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -216,12 +217,24 @@ def _listen() -> socket.socket:
         raise OSError("/proc/self/stat cannot be read")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"\0{address(os.getpid(), this.started)}")
+        _bind(listener, f"\0{address(os.getpid(), this.started)}")
         listener.listen()
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _bind(listener: socket.socket, name: str) -> None:
+    """Take the name; the thread of the engine before this one may have it for a moment longer."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return listener.bind(name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 class _Here:

@@ -16,7 +16,7 @@ from functools import lru_cache, partial, partialmethod
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from .alone import code_alone
+from .alone import code_alone, inner_codes
 from .byname import COMPOSE, composable
 from .errors import Failure, PatchError
 from .source import ModuleText
@@ -49,18 +49,9 @@ def find_code(module: CodeType, qualname: str, line: int) -> CodeType | None:
     scopes = [module]
     *outer, last = qualname.split(".")
     for name in outer:
-        scopes = [code for scope in scopes for code in _children(scope) if code.co_name == name]
-    found = [code for scope in scopes for code in _children(scope)]
+        scopes = [code for scope in scopes for code in inner_codes(scope) if code.co_name == name]
+    found = [code for scope in scopes for code in inner_codes(scope)]
     return next((code for code in found if code.co_name == last and code.co_firstlineno == line), None)
-
-
-def _children(scope: CodeType) -> Iterator[CodeType]:
-    for constant in scope.co_consts:
-        if isinstance(constant, CodeType):
-            if constant.co_name.startswith("<generic parameters of"):
-                yield from _children(constant)
-            else:
-                yield constant
 
 
 def take(code: CodeType, *names: str) -> CodeType:

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -308,3 +309,19 @@ class TestWhetherItAnswers:
 def test_only_an_engines_feature_tells_something() -> None:
     with pytest.raises(PatchError, match="BP002"):
         Enabling(process="worker", tells=lambda _: {})
+
+
+def test_the_name_may_be_held_a_moment_longer_by_the_engine_before(answerer: Answerer) -> None:
+    before = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before.bind(f"\0{name()}")
+    threading.Timer(0.2, before.close).start()
+    answerer.begin(engine := asked.Engine(), [asked.active()])
+    assert [one["rank"] for one in heard(asks())["engines"]] == [engine.dp_rank]
+
+
+def test_a_name_that_somebody_keeps_is_an_error(answerer: Answerer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balance_patcher.answering.PATIENCE", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(f"\0{name()}")
+        with pytest.raises(OSError, match="in use"):
+            answerer.begin(asked.Engine(), [asked.active()])

@@ -20,6 +20,7 @@ from balance_patcher.demo import engines, view
 from balance_patcher.demo.figures import Answer, Figures, Measured, Replay, Step, percentile
 from balance_patcher.demo.load import ANSWER, CAP, PROMPT, RANKS, skewed
 from balance_patcher.demo.probe import gate_shut
+from balance_patcher.driven import ENTRY_POINTS, first_error
 from tests.conftest import ROOT
 
 if sys.version_info >= (3, 11):
@@ -229,7 +230,7 @@ def test_a_run_in_which_nothing_froze_says_so() -> None:
 def test_our_entry_points_are_those_of_the_installation() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     for group, points in declared.items():
-        section = engines.ENTRY_POINTS.partition(f"[{group}]")[2].partition("[")[0]
+        section = ENTRY_POINTS.partition(f"[{group}]")[2].partition("[")[0]
         for name, value in points.items():
             assert f"{name} = {value}" in section
 
@@ -241,8 +242,8 @@ def test_the_first_error_of_a_log_is_shown_without_vllms_prefixes() -> None:
         "(EngineCore_DP0 pid=7) ERROR 01-01 00:00:00 [core.py:2] torch.OutOfMemoryError: no room\n"
         "RuntimeError: Engine core initialization failed\n"
     )
-    assert engines.first_error(log) == "torch.OutOfMemoryError: no room"
-    assert engines.first_error("all is well\n") is None
+    assert first_error(log) == "torch.OutOfMemoryError: no room"
+    assert first_error("all is well\n") is None
 
 
 # -- a whole run, on a stand-in for vLLM -----------------------------------------------------

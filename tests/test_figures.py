@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,17 @@ class Clock:
         return self.now
 
 
+class Count(int):
+    """As the tensors of the queue are read."""
+
+    def item(self) -> int:
+        return int(self)
+
+
+def counts(numbers: Sequence[int]) -> list[Count]:
+    return [Count(number) for number in numbers]
+
+
 class Rank:
     """A rank of two, as its scheduler and the gather call its figures."""
 
@@ -47,7 +59,7 @@ class Rank:
         self.clock = Clock()
         self.sight = Sight(self.clock)
         self.sight.names = {0: "rank 0 (host=a pid=7)"}
-        self._balance_counts = [0, 0]
+        self._balance_counts = counts([0, 0])
         self.waiting = 0
 
     def get_request_counts(self) -> tuple[int, int]:
@@ -71,7 +83,7 @@ class Rank:
         self.clock.now += seconds - gather
         self.sight.enters(self)
         self.clock.now += gather
-        self._balance_counts = list(after)
+        self._balance_counts = counts(after)
         self.sight.leaves(after[1])
 
 
@@ -135,7 +147,7 @@ class TestFrozenSteps:
         rank.step((CAP, 1))
         rank.step((0, 0), waiting=1, seconds=1.0)
         rank.sight.rests()
-        rank._balance_counts = [0, 0]
+        rank._balance_counts = counts([0, 0])
         rank.clock.now += 1000
         rank.step((CAP, 1), waiting=2)
         rank.step((CAP, 1), waiting=2, seconds=1.0)
@@ -143,7 +155,7 @@ class TestFrozenSteps:
 
     def test_a_group_of_another_size_is_no_harm(self, rank: Rank) -> None:
         rank.step((CAP, 1))
-        rank._balance_counts = [0, 0, 0]
+        rank._balance_counts = counts([0, 0, 0])
         rank.step((1, 1), waiting=2)
         assert rank.sight.taken()["frozen_steps"] == 0
 

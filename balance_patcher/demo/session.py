@@ -17,10 +17,11 @@ from functools import partial
 from rich.console import Console
 from rich.live import Live
 
+from balance_patcher.driven import interruptible
 from balance_patcher.errors import PatchError
 from balance_patcher.source import open_source
 
-from .engines import MAKE, MODES, Engine, engines, interruptible
+from .engines import MAKE, MODES, Engine, engines
 from .figures import Figures
 from .view import Side, cores, line, rows_of, summary, tables
 

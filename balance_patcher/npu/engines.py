@@ -6,38 +6,18 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from balance_patcher.demo.engines import (
-    ENVIRONMENT,
-    TAIL,
-    Lines,
-    end_all,
-    first_error,
-    interruptible,
-    undisturbed,
-)
-from balance_patcher.errors import Failure, PatchError
-from balance_patcher.groups import alive
+from balance_patcher.demo.engines import ENVIRONMENT
+from balance_patcher.driven import Driven, Lines, end_all, interruptible, python_path, site, undisturbed
+from balance_patcher.errors import PatchError
 from balance_patcher.live_engine import TINY_MOE
 
 from .plugin import DEVICE, FOLDER
-
-#: As the demo's: a checkout works as an installation does, and where both are found, twice is once.
-ENTRY_POINTS = """\
-[vllm.platform_plugins]
-balance_patcher = balance_patcher.entry:platform
-
-[vllm.general_plugins]
-balance_patcher = balance_patcher.entry:general
-balance_patcher_npu = balance_patcher.npu.plugin:register
-"""
 
 #: Kernels of an accelerator want sizes that the CPU does not need; still no weights, and nothing is downloaded.
 DEVICE_MOE = TINY_MOE | {
@@ -58,7 +38,7 @@ _PLUGINS = ("balance_patcher", "balance_patcher_npu")
 START_LIMIT, LIMIT = 600.0, 300.0
 
 
-class Engine:
+class Engine(Driven):
     """One engine: its driver, and what it and its processes have written down.
 
     Attributes:
@@ -68,29 +48,15 @@ class Engine:
         sent: One entry a burst: ``requests``, ``whole``, ``tokens``, ``seconds``.
     """
 
+    code = "BP961"
+    next = "start that vLLM with two data-parallel ranks by itself first"
+
     def __init__(self, mode: str, root: Path, model: str, device: str) -> None:
-        self.mode, self.folder = mode, root / mode
-        self.folder.mkdir()
+        settings = {"model": model, "balance": mode == "on", "device": device}
+        own = environment(root, root / mode, mode, device, model)
+        super().__init__(mode, root, "balance_patcher.npu.driver", settings, own)
         self.versions: dict[str, str] = {}
         self.sent: list[dict[str, Any]] = []
-        self._events = Lines(self.folder / "events.jsonl")
-        self._ended = False
-        settings = {"model": model, "folder": str(self.folder), "balance": mode == "on", "device": device}
-        command = [sys.executable, "-m", "balance_patcher.npu.driver", json.dumps(settings)]
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                command, env=environment(root, self.folder, mode, device, model), cwd=self.folder,
-                start_new_session=True,
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-
-    def tell(self, **command: Any) -> None:
-        """Send the driver a command; one that is dead is found by :meth:`look`."""
-        pipe = self.process.stdin
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.write(json.dumps(command).encode() + b"\n")
-                pipe.flush()
 
     def look(self) -> None:
         """Take in what was written since the last look.
@@ -146,33 +112,6 @@ class Engine:
         files = sorted([*self.folder.glob("rank-*.jsonl"), *self.folder.glob("worker-*.jsonl")])
         return {file.stem: Lines(file).new() for file in files}
 
-    def failure(self, what: str) -> Failure:
-        """BP961, with what the log says: the first error in it, and its end."""
-        text = (self.folder / "log").read_text(encoding="utf-8", errors="replace").rstrip()
-        fields = [("log", "\n".join(text.splitlines()[-TAIL:]) or "(empty)")]
-        cause = first_error(text)
-        if cause:
-            fields.insert(0, ("cause", cause))
-        return Failure("BP961", what, "start that vLLM with two data-parallel ranks by itself first", tuple(fields))
-
-    def end(self) -> None:
-        """Ask the driver to end its engine; nothing is waited for."""
-        if not self._ended:
-            self._ended = True
-            self.tell(end=True)
-            if self.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    self.process.stdin.close()
-
-    def gone(self) -> bool:
-        """Whether no process of the group is left."""
-        self.process.poll()
-        return not alive(self.process.pid)
-
-    def kill(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
 
 @contextlib.contextmanager
 def engines() -> Iterator[Callable[[str, str, str], Engine]]:
@@ -192,7 +131,7 @@ def engines() -> Iterator[Callable[[str, str, str], Engine]]:
         asked = True
     finally:
         with undisturbed():
-            end_all(started, asked=asked)  # type: ignore[arg-type]  # they end alike
+            end_all(started, asked=asked)
             shutil.rmtree(root, ignore_errors=True)
 
 
@@ -201,23 +140,17 @@ def furnish(root: Path) -> None:
     for device, model in {"cpu": TINY_MOE, "npu": DEVICE_MOE, "cuda": DEVICE_MOE}.items():
         (root / device).mkdir()
         (root / device / "config.json").write_text(json.dumps(model), encoding="utf-8")
-    info = root / "site" / "balance_patcher_npu-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: balance_patcher_npu\nVersion: 0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    site(root, "balance_patcher_npu", "balance_patcher.npu.plugin:register")
 
 
 def environment(root: Path, folder: Path, mode: str, device: str, model: str) -> dict[str, str]:
     """This process's environment, and what the check sets over it; a model of the owner's own may be fetched."""
-    package = Path(__file__).resolve().parents[2]
-    path = [str(root / "site"), *([] if package.name in ("site-packages", "dist-packages") else [str(package)])]
-    path += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     left = [*_OWN, *(() if device == "cpu" else _CPU_ONLY)]
     left += [] if Path(model).is_dir() else ["HF_HUB_OFFLINE"]
     return {
         **os.environ, **{name: value for name, value in ENVIRONMENT.items() if name not in left},
         **plugins(os.environ), "BALANCE_PATCHER": "off" if mode == "unpatched" else "auto",
-        FOLDER: str(folder), DEVICE: device, "PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder),
+        FOLDER: str(folder), DEVICE: device, "PYTHONPATH": python_path(root),
     }  # fmt: skip
 
 

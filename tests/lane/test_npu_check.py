@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from two_ranks import TIMEOUT, enabled
 
-from balance_patcher.demo.engines import Lines
+from balance_patcher.driven import Lines
 from balance_patcher.npu import plugin
 from balance_patcher.npu.counter import READ, WAIT, Counts, mode, passes, self_test, wrap_waits
 from balance_patcher.npu.figures import Verdict, judge, seen
