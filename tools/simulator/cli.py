@@ -53,9 +53,7 @@ def run_command(
     seed: Annotated[int, typer.Option(help="Of times and lengths.")] = 1,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CSV", help="A recorded trace instead: arrival,prompt,output; rank, if recorded dispatches."
-        ),
+        typer.Option(metavar="CSV", help="A recorded trace: arrival, prompt, output; rank, for --dispatcher recorded."),
     ] = None,
     dispatcher: Annotated[Dispatch, typer.Option(help="Who gets a request.")] = Dispatch.vllm,  # type: ignore[attr-defined]
     step: Annotated[
