@@ -326,5 +326,6 @@ def judgement(now: Served, added: Change | None = None) -> str:
     told = f"The gate held requests back {often} {when}, in up to {share:.1%} of the steps of an engine"
     if held:
         return f"{told}; it does so now: {at}{held:g} requests wait for that."
-    more = "some rank is nearly always full, so first tokens come later, and more ranks or a higher cap would help"
-    return f"{told}; {more if share >= MOSTLY else 'nothing waits for it now'}."
+    # Whether first tokens come later for it depends on the load: full ranks that admit together may gain.
+    more = "; some rank is full most of the time: more ranks or a higher cap would make room" if share >= MOSTLY else ""
+    return f"{told}; nothing waits for it now{more}."

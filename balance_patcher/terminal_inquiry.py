@@ -89,13 +89,13 @@ def _peers(answer: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def _table(found: Inquiry) -> Iterator[Text]:
     rows: list[tuple[str, ...]] = [_HEAD]
-    for answer in found.answers:
-        for engine in answer["engines"]:
-            stands = "in the gather" if _in_gather(engine) else "steps" if _due(engine) else "rests"
-            rows.append((
-                _known(engine["rank"]), _known(answer["asked"]), _known(engine["step"]), _known(engine["wave"]),
-                _known(engine["running"]), _known(engine["waiting"]), _counts(engine), stands,
-            ))  # fmt: skip
+    rows += [
+        (
+            _known(engine["rank"]), _known(answer["asked"]), _known(engine["step"]), _known(engine["wave"]),
+            _known(engine["running"]), _known(engine["waiting"]), _counts(engine), _stands(engine),
+        )
+        for answer in found.answers for engine in answer["engines"]
+    ]  # fmt: skip
     rows += [
         (_rank_of(pid, found).rpartition(" ")[2], str(pid), *["?"] * 5, word) for pid, word in found.silent.items()
     ]
@@ -192,6 +192,13 @@ def _late(engine: Engine) -> bool:
 
 def _late_by(dog: Mapping[str, Any]) -> bool:
     return (dog["in_step_for"] or 0.0) >= LATE
+
+
+def _stands(engine: Engine) -> str:
+    """Where a rank is; one that has been in the same step for long does not go on."""
+    if _in_gather(engine):
+        return "in the gather"
+    return "in a step" if _late(engine) else "steps" if _due(engine) else "rests"
 
 
 def _counts(engine: Engine) -> str:

@@ -30,6 +30,7 @@ def tell_server(
         console: Where it is said; ``None`` for JSON on standard output, one line a reading where it is watched.
         interval: Seconds after which it is read once more, for rates.
         watch: Seconds from one reading to the next, until it is interrupted; one that fails is told and passed over.
+            Each says when it was, by the clock of this machine.
 
     Raises:
         PatchError: BP740 to BP745, if the first reading fails, or the second of two.
@@ -60,13 +61,15 @@ def tell_server(
 def _tell(now: Served, added: Change | None, console: Console | None, *, whole: bool = True) -> None:
     if console is None:
         told = {"schema": 1, **now.as_dict(), "change": added.as_dict() if added is not None else None}
-        told["judgement"] = judgement(now, added)
+        told |= {"judgement": judgement(now, added), "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         sys.stdout.write(json.dumps(told, indent=2 if whole else None, ensure_ascii=False) + "\n")
         sys.stdout.flush()
         return
     width = console.width if console.is_terminal else None
-    for line in _lines(now, added, width):
+    for number, line in enumerate(_lines(now, added, width)):
         line.rstrip()
+        if not number and not whole:
+            line.append(time.strftime("  at %H:%M:%S"))
         console.print(line, soft_wrap=True)
 
 

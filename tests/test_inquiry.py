@@ -343,6 +343,21 @@ def printed(found: Inquiry) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
+@pytest.mark.parametrize(
+    ("one", "stands"),
+    [
+        (answer(0), "steps"),
+        (answer(0, steps=6), "in a step"),
+        (answer(0, waits=12), "in the gather"),
+        (answer(0, running=False), "rests"),
+    ],
+)
+def test_the_table_says_where_a_rank_stands(one: dict[str, Any], stands: str) -> None:
+    text = printed(Inquiry(1, (one, answer(1))))
+    (row,) = [line for line in text.splitlines() if line.startswith("  0 ")]
+    assert re.split(r"  +", row.strip())[-1] == stands
+
+
 def test_an_engine_that_is_gone_and_what_could_not_be_read_are_told() -> None:
     gone = {**answer(0), "engines": []}
     odd = answer(1)

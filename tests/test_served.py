@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -276,6 +277,29 @@ class TestWatching:
         assert [one["change"] is not None for one in told] == [False, True, True]
         assert err.count("BP741") == 1
 
+    def test_each_says_when_it_was(
+        self, server: Server, metrics: Metrics, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def nap(_: float) -> None:
+            naps.append(None)
+            if len(naps) == 2:
+                raise KeyboardInterrupt
+
+        clock = time.time()
+        for arguments in (("--watch", "7"), ("--watch", "7", "--format", "json")):
+            naps: list[None] = []
+            monkeypatch.setattr(terminal_served.time, "sleep", nap)
+            code, out, _ = run(capsys, server.url, *arguments)
+            assert code == 0
+            if "json" in arguments:
+                times = [json.loads(line)["at"] for line in out.splitlines()]
+                read = [datetime.strptime(at, "%Y-%m-%dT%H:%M:%S%z").timestamp() for at in times]
+                assert all(clock - 1 <= at <= time.time() for at in read)
+            else:
+                times = [line.rpartition("  at ")[2] for line in out.splitlines() if line.startswith(server.url)]
+                assert all(re.fullmatch(r"\d\d:\d\d:\d\d", at) for at in times)
+            assert len(times) == 2
+
     def test_a_first_reading_that_fails_ends_it(self, server: Server, capsys: Any) -> None:
         server.status = 503
         assert run(capsys, server.url, "--watch", "7")[0] == 3
@@ -295,7 +319,7 @@ def judged(server: Server, share: float, *, held: int = 0, running: int = 3) -> 
 
 IS_ON = "The gate is on and held nothing back since the start"
 HELD = "The gate held requests back {} since the start, in up to {} of the steps of an engine"
-FULL = "some rank is nearly always full, so first tokens come later, and more ranks or a higher cap would help."
+FULL = "nothing waits for it now; some rank is full most of the time: more ranks or a higher cap would make room."
 
 
 @pytest.mark.parametrize(

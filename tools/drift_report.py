@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ModuleNotFoundError as error:
         # With Python's own status 1 this would read as a finding.
         sys.stderr.write(f"BP513 package is missing: the drift report needs {error.name}\n")
-        sys.stderr.write("  next      pip install 'balance_patcher[tools]'\n")
+        sys.stderr.write("  next      pip install -e '.[tools]'\n")
         sys.exit(3)
     run(arguments)
 

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from tools.simulator.cli import main as run
     except ModuleNotFoundError as error:
         sys.stderr.write(f"BP513 package is missing: the simulator needs {error.name}\n")
-        sys.stderr.write("  next      pip install 'balance_patcher[cli]'\n")
+        sys.stderr.write("  next      pip install -e '.[cli]'\n")
         sys.exit(3)
     run(arguments)
 

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,13 @@ class TestRun:
         assert code == 3
         assert "output tokens/s" not in said
         assert "2-ranks-off" not in left(tmp_path / "out")
+
+    def test_the_help_shows_the_step_and_the_lane_that_are_taken(self, command):
+        code, said = command("run", "--help")
+        words = re.sub(r"[\s│]+", "", said)
+        assert code == 0
+        assert "leftoutisbase=0.02,prefill=8e-05,decode=0.0002." in words
+        assert "[default:(thisPythonifithasvLLM,elsemain)]" in words
 
     def test_without_matplotlib_there_are_tables_and_the_extra_is_named(self, command, lane, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -28,6 +29,7 @@ from .tables import tables
 from .traces import Load
 
 GATES = ("off", "on", "catch-up")
+ASSUMED = ", ".join(f"{name}={value:g}" for name, value in asdict(steptime.StepTime()).items())
 INTERRUPTED = 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=(
@@ -50,11 +52,16 @@ def run_command(
     spread: Annotated[float, typer.Option(min=0, help="Deviation of the logarithm of lengths; 0: all alike.")] = 0.6,
     seed: Annotated[int, typer.Option(help="Of times and lengths.")] = 1,
     trace: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="A recorded trace instead: arrival,prompt,output.")
+        Path | None,
+        typer.Option(metavar="CSV", help="A recorded trace: arrival, prompt, output; rank, for --dispatcher recorded."),
     ] = None,
     dispatcher: Annotated[Dispatch, typer.Option(help="Who gets a request.")] = Dispatch.vllm,  # type: ignore[attr-defined]
     step: Annotated[
-        str, typer.Option(metavar="base=S,prefill=S,decode=S", help="Seconds of a step, a prompt token, a request.")
+        str,
+        typer.Option(
+            metavar="base=S,prefill=S,decode=S",
+            help=f"Seconds of a step, a prompt token, a decoding request. What is left out is {ASSUMED}.",
+        ),
     ] = "",
     fitted: Annotated[
         Path | None, typer.Option("--fit", metavar="CSV", help="Fit them to measured steps instead: see `fit`.")
@@ -76,7 +83,12 @@ def run_command(
         int, typer.Option("--processes", "-j", min=0, help="Parts that are simulated at a time; 0: one a core.")
     ] = 0,
     lane: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The lane whose scheduler is driven, or a Python that has vLLM.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The lane whose scheduler is driven, or a Python that has vLLM.",
+            show_default="this Python if it has vLLM, else main",
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Where it is left.")] = Path(
         "simulated"
