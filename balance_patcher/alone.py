@@ -11,7 +11,6 @@ Were that wrong for some function, its code would differ from the one that runs,
 from __future__ import annotations
 
 import ast
-import re
 import symtable
 import warnings
 from collections.abc import Iterator, Sequence
@@ -126,11 +125,13 @@ def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
 def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.SymbolTable:
     """The symbol table of a function."""
     first, last = span(text, node)
+    # With this one, the names in annotations are not the function's.
+    future = "from __future__ import annotations" * _annotates_later(text.tree)
     try:
-        # With this one, the names in annotations are not the function's.
-        future = "annotations" in text.bound and re.search(r"from __future__ import[^\n]*\bannotations\b", text.text)
-        alone = text_alone(text.lines[first - 1 : last], qualname, first)
-        table = symtable.symtable("from __future__ import annotations" * bool(future) + alone, text.display, "exec")
+        # The type parameters of its classes are a scope around it, which bare headers do not have.
+        whole = any(getattr(owner, "type_params", ()) for owner in _owners(text.tree, qualname))
+        alone = text.text if whole else future + text_alone(text.lines[first - 1 : last], qualname, first)
+        table = symtable.symtable(alone, text.display, "exec")
     except SyntaxError:  # its lines alone do not say how deep it stands: a backslash before them, for one
         table = symtable.symtable(text.text, text.display, "exec")
     for name in qualname.split("."):
@@ -138,6 +139,12 @@ def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.
         # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
         table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
     return table
+
+
+def _annotates_later(tree: ast.Module) -> bool:
+    """Whether a module has ``from __future__ import annotations``, however that is written."""
+    futures = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    return any(alias.name == "annotations" for node in futures for alias in node.names)
 
 
 def _inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import symtable
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -210,6 +211,32 @@ def test_names_in_annotations_are_no_symbols_where_they_are_not_evaluated() -> N
         assert isinstance(node, ast.FunctionDef)
         names = set(every(symbols_of(text, "f", node)))
         assert names == set(every(in_whole(text, "f"))) | more
+
+
+@pytest.mark.parametrize(
+    ("head", "later"),
+    [
+        ("from __future__ import (\n    annotations,\n)\n", True),
+        ("from __future__ import \\\n annotations as a, division\n", True),
+        ("'a doc'; from __future__ import annotations\n", True),
+        ("# from __future__ import annotations\nannotations = 1\n", False),
+        ("from __future__ import division\nfrom a import annotations\n", False),
+    ],
+)
+def test_annotations_are_evaluated_later_however_that_is_written(head: str, later: bool) -> None:
+    body = "class C:\n    def f(self, a: A):\n        b: B = 1\n        def g(d: D): pass\n"
+    text = ModuleText("m", "m.py", "m.py", head + body)
+    node = text.tree.body[-1].body[0]  # type: ignore[attr-defined]
+    assert set(every(symbols_of(text, "C.f", node))) == set(every(in_whole(text, "C.f")))
+    assert ("D" in every(symbols_of(text, "C.f", node))) is not later
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
+def test_the_type_parameters_of_its_classes_are_names_around_a_function() -> None:
+    text = ModuleText("m", "m.py", "m.py", "class C[T]:\n class D[U]:\n  def f[V](self): return T, U, V\n")
+    node = text.tree.body[0].body[0].body[0]  # type: ignore[attr-defined]
+    free = {symbol.get_name() for symbol in symbols_of(text, "C.D.f", node).get_symbols() if symbol.is_free()}
+    assert free == {"T", "U", "V"}
 
 
 def test_what_the_compiler_warns_of_is_not_said_again() -> None:
