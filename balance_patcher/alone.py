@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 
 from .bound import definitions
+from .errors import refuse
 from .source import ModuleText
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -123,7 +124,11 @@ def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
 
 
 def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.SymbolTable:
-    """The symbol table of a function."""
+    """The symbol table of a function.
+
+    Raises:
+        PatchError: BP508, if its module parses and does not compile.
+    """
     first, last = span(text, node)
     # With this one, the names in annotations are not the function's.
     future = "from __future__ import annotations" * _annotates_later(text.tree)
@@ -133,12 +138,23 @@ def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.
         alone = text.text if whole else future + text_alone(text.lines[first - 1 : last], qualname, first)
         table = symtable.symtable(alone, text.display, "exec")
     except SyntaxError:  # its lines alone do not say how deep it stands: a backslash before them, for one
-        table = symtable.symtable(text.text, text.display, "exec")
+        table = _in_whole(text)
     for name in qualname.split("."):
         found = [child for child in _inner(table) if child.get_name() == name]
         # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
         table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
     return table
+
+
+def _in_whole(text: ModuleText) -> symtable.SymbolTable:
+    try:
+        return symtable.symtable(text.text, text.display, "exec")
+    except SyntaxError as error:
+        raise refuse(
+            "BP508", f"{text.display}:{error.lineno or '?'}: {error.msg}",
+            next="no Python can import this text: the file is damaged",
+            file=text.display, line=error.lineno,
+        ) from error  # fmt: skip
 
 
 def _annotates_later(tree: ast.Module) -> bool:

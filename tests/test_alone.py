@@ -14,6 +14,7 @@ import pytest
 
 from balance_patcher.alone import code_alone, function_alone, span, symbols_of, text_alone
 from balance_patcher.bound import children, definitions, stored, walk
+from balance_patcher.errors import PatchError
 from balance_patcher.proof import compile_text, find_code, first_line, same_code
 from balance_patcher.source import ModuleText
 
@@ -229,6 +230,15 @@ def test_annotations_are_evaluated_later_however_that_is_written(head: str, eval
     node = text.tree.body[-1].body[0]  # type: ignore[attr-defined]
     assert set(every(symbols_of(text, "C.f", node))) == set(every(in_whole(text, "C.f")))
     assert [name for name in every(symbols_of(text, "C.f", node)) if name == "D"] == evaluated
+
+
+def test_the_symbols_of_what_parses_and_does_not_compile_are_refused() -> None:
+    text = ModuleText("m", "m.py", "m.py", "def f():\n    print(a)\n    global a\n")
+    node = text.tree.body[0]
+    assert isinstance(node, ast.FunctionDef)
+    with pytest.raises(PatchError) as caught:
+        symbols_of(text, "f", node)
+    assert [(failure.code, failure.line) for failure in caught.value.failures] == [("BP508", 3)]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
