@@ -11,13 +11,13 @@ Were that wrong for some function, its code would differ from the one that runs,
 from __future__ import annotations
 
 import ast
-import re
 import symtable
 import warnings
 from collections.abc import Iterator, Sequence
 from types import CodeType
 
 from .bound import definitions
+from .errors import refuse
 from .source import ModuleText
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -125,20 +125,43 @@ def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
 
 
 def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.SymbolTable:
-    """The symbol table of a function."""
+    """The symbol table of a function.
+
+    Raises:
+        PatchError: BP508, if its module parses and does not compile.
+    """
     first, last = span(text, node)
+    # With this one, the names in annotations are not the function's.
+    future = "from __future__ import annotations" * _annotates_later(text.tree)
     try:
-        # With this one, the names in annotations are not the function's.
-        future = "annotations" in text.bound and re.search(r"from __future__ import[^\n]*\bannotations\b", text.text)
-        alone = text_alone(text.lines[first - 1 : last], qualname, first)
-        table = symtable.symtable("from __future__ import annotations" * bool(future) + alone, text.display, "exec")
+        # The type parameters of its classes are a scope around it, which bare headers do not have.
+        whole = any(getattr(owner, "type_params", ()) for owner in _owners(text.tree, qualname))
+        alone = text.text if whole else future + text_alone(text.lines[first - 1 : last], qualname, first)
+        table = symtable.symtable(alone, text.display, "exec")
     except SyntaxError:  # its lines alone do not say how deep it stands: a backslash before them, for one
-        table = symtable.symtable(text.text, text.display, "exec")
+        table = _in_whole(text)
     for name in qualname.split("."):
         found = [child for child in _inner(table) if child.get_name() == name]
         # A definition is unique in its scope (BP106), but a comprehension or a nested scope may share its name.
         table = next((child for child in found if child.get_type() in ("class", "function")), found[0])
     return table
+
+
+def _in_whole(text: ModuleText) -> symtable.SymbolTable:
+    try:
+        return symtable.symtable(text.text, text.display, "exec")
+    except SyntaxError as error:
+        raise refuse(
+            "BP508", f"{text.display}:{error.lineno or '?'}: {error.msg}",
+            next="no Python can import this text: the file is damaged",
+            file=text.display, line=error.lineno,
+        ) from error  # fmt: skip
+
+
+def _annotates_later(tree: ast.Module) -> bool:
+    """Whether a module has ``from __future__ import annotations``, however that is written."""
+    futures = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    return any(alias.name == "annotations" for node in futures for alias in node.names)
 
 
 def _inner(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -438,13 +438,14 @@ def _members(node: ast.ClassDef) -> tuple[frozenset[str], tuple[FunctionNode, ..
 
 def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """The attributes that a method sets on its first parameter; one that is only annotated is not set."""
-    first = function.args.args[0].arg if function.args.args else ""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    first = positional[0].arg if positional else None
     declared: set[int] = set()
     found: set[str] = set()
     for node in walk(function):  # a statement comes before its parts
         if isinstance(node, ast.AnnAssign) and node.value is None:
             declared.add(id(node.target))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in declared:
-            owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            found |= {node.attr} if owner == first else set()
+            on_self = isinstance(node.value, ast.Name) and node.value.id == first
+            found |= {node.attr} if on_self else set()
     return frozenset(found)

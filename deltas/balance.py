@@ -396,6 +396,7 @@ def balance_scheduler(upstream: type) -> type:
         @balance_queue.setter
         def balance_queue(self, counts: list[torch.Tensor]) -> None:
             self._balance_counts = counts
+            (self._balance_own,) = zero_counts(1)  # balance may have been off until now
 
         def _balance_current(self) -> list[torch.Tensor]:
             engine = self._balance_engine() if self._balance_engine is not None else None

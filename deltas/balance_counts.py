@@ -47,4 +47,7 @@ def _count() -> Any:
         def __deepcopy__(self, memo: object) -> torch.Tensor:
             return self.clone()
 
+        def __reduce_ex__(self, protocol: Any) -> Any:  # the class itself has no name by which it is found again
+            return self.clone().__reduce_ex__(protocol)
+
     return Count

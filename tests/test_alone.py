@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import symtable
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from balance_patcher.alone import code_alone, function_alone, span, symbols_of, text_alone
 from balance_patcher.bound import children, definitions, stored, walk
+from balance_patcher.errors import PatchError
 from balance_patcher.proof import compile_text, find_code, first_line, same_code
 from balance_patcher.source import ModuleText
 
@@ -210,6 +212,41 @@ def test_names_in_annotations_are_no_symbols_where_they_are_not_evaluated() -> N
         assert isinstance(node, ast.FunctionDef)
         names = set(every(symbols_of(text, "f", node)))
         assert names == set(every(in_whole(text, "f"))) | more
+
+
+@pytest.mark.parametrize(
+    ("head", "evaluated"),
+    [
+        ("from __future__ import (\n    annotations,\n)\n", []),
+        ("from __future__ import \\\n annotations as a, division\n", []),
+        ("'a doc'; from __future__ import annotations\n", []),
+        ("# from __future__ import annotations\nannotations = 1\n", ["D"]),
+        ("from __future__ import division\nfrom a import annotations\n", ["D"]),
+    ],
+)
+def test_annotations_are_evaluated_later_however_that_is_written(head: str, evaluated: list[str]) -> None:
+    body = "class C:\n    def f(self, a: A):\n        b: B = 1\n        def g(d: D): pass\n"
+    text = ModuleText("m", "m.py", "m.py", head + body)
+    node = text.tree.body[-1].body[0]  # type: ignore[attr-defined]
+    assert set(every(symbols_of(text, "C.f", node))) == set(every(in_whole(text, "C.f")))
+    assert [name for name in every(symbols_of(text, "C.f", node)) if name == "D"] == evaluated
+
+
+def test_the_symbols_of_what_parses_and_does_not_compile_are_refused() -> None:
+    text = ModuleText("m", "m.py", "m.py", "def f():\n    print(a)\n    global a\n")
+    node = text.tree.body[0]
+    assert isinstance(node, ast.FunctionDef)
+    with pytest.raises(PatchError) as caught:
+        symbols_of(text, "f", node)
+    assert [(failure.code, failure.line) for failure in caught.value.failures] == [("BP508", 3)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
+def test_the_type_parameters_of_its_classes_are_names_around_a_function() -> None:
+    text = ModuleText("m", "m.py", "m.py", "class C[T]:\n class D[U]:\n  def f[V](self): return T, U, V\n")
+    node = text.tree.body[0].body[0].body[0]  # type: ignore[attr-defined]
+    free = {symbol.get_name() for symbol in symbols_of(text, "C.D.f", node).get_symbols() if symbol.is_free()}
+    assert free == {"T", "U", "V"}
 
 
 def test_what_the_compiler_warns_of_is_not_said_again() -> None:

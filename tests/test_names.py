@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,9 +23,9 @@ from balance_patcher.delta import (
 )
 from balance_patcher.errors import Failure
 from balance_patcher.feature import Feature, RuntimeClass
-from balance_patcher.names import check_names, new_names
+from balance_patcher.names import check_names, new_names, sets_attribute
 from balance_patcher.plan import Step, make_plan
-from balance_patcher.source import Lane
+from balance_patcher.source import Lane, ModuleText
 
 MakeLane = Callable[..., Lane]
 STEP = "pool.engine:Core.step"
@@ -368,3 +369,21 @@ def test_names_are_not_looked_at_where_nothing_is_applied(text_lane: MakeLane) -
     made = Delta("f.delta", STEP, why="w", upstream="u", remove_when="r", variants=(absorbed,))
     lane = text_lane({"vllm/__init__.py": "", "pool/engine.py": module(PLAIN)})
     assert check_names(make_plan(lane, Feature("f", "s", (made,)))) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "sets"),
+    [
+        ("def f(self): self.a = 1", True),
+        ("def f(me, /, b): me.a = 1", True),
+        ("def f(*, b): b.c.a = 1", False),
+        ("def f(*b): b[0].a = 1", False),
+        ("def f(self): self.b.a = 1", False),
+        ("def f(self): self.a: int", False),
+    ],
+)
+def test_an_attribute_is_set_on_the_first_parameter_wherever_that_stands(method: str, sets: bool) -> None:  # noqa: FBT001
+    text = ModuleText("m", "m.py", "m.py", f"class C:\n    {method}\n")
+    owner = text.tree.body[0]
+    assert isinstance(owner, ast.ClassDef)
+    assert sets_attribute(text, owner, "a") is sets

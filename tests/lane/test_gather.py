@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import pickle
 import socket
 from types import SimpleNamespace
 
@@ -98,6 +99,14 @@ def test_the_group_may_be_an_attribute_as_on_vllm_ascends_main(balance_class, si
     assert scheduler.balance_queue[0].item() == 2
 
 
+def test_a_queue_set_from_outside_is_gathered_where_balance_was_off(balance_class, single_process_group):
+    scheduler = harness.new_scheduler(balance_class, harness.Shape())
+    scheduler._balance_enabled = True
+    scheduler.balance_queue = [torch.full((1,), 4, dtype=torch.int)]
+    scheduler.balance_gather(single_process_group)
+    assert [(type(count), count.item()) for count in scheduler.balance_queue] == [(torch.Tensor, 0)]
+
+
 def test_without_a_group_an_enabled_gather_says_so(balance_class):
     with pytest.raises(ValueError, match="dp_group"):
         enabled(balance_class).balance_gather()
@@ -172,9 +181,10 @@ class TestCounts:
     def test_copies_are_plain_tensors_and_stand_alone(self, balance_class):
         queue = enabled(balance_class).balance_queue
         taken = [queue[0].clone(), copy.deepcopy(queue[0])]
+        taken += [copy.copy(queue[0]), *pickle.loads(pickle.dumps(queue))]  # noqa: S301 - our own
         queue[0].fill_(3)
-        assert [type(one) for one in taken] == [torch.Tensor, torch.Tensor]
-        assert [one.item() for one in taken] == [0, 0]
+        assert {type(one) for one in taken} == {torch.Tensor}
+        assert [one.item() for one in taken] == [0] * len(taken)
 
     def test_the_gate_does_not_go_through_torch(self, balance_class):
         """So it cannot wait for a device; an ordinary tensor in its place shows that a read would be seen."""

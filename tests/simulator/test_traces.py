@@ -23,6 +23,12 @@ def test_one_seed_is_one_trace_and_another_is_another():
     assert traces.made(load) != traces.made(Load(200, 10.0, seed=4))
 
 
+def test_a_trace_of_which_some_ranks_are_known_is_read_as_it_was_written(tmp_path):
+    trace = [Arrival(0.0, 3, 4, 1), Arrival(0.5, 3, 4), Arrival(1.0, 3, 4, 0)]
+    traces.write(tmp_path / "trace.csv", trace)
+    assert traces.read(tmp_path / "trace.csv", 100, ranks=2) == trace
+
+
 @pytest.mark.parametrize("burst", [1, 16])
 def test_rate_and_lengths_are_as_asked_for(burst):
     trace = traces.made(Load(8000, 50.0, prompt=300, output=100, burst=burst, seed=2))

@@ -169,4 +169,5 @@ def write(file: Path, trace: Sequence[Arrival]) -> None:
         writer = csv.writer(stream)
         known = any(one.rank >= 0 for one in trace)
         writer.writerow((*COLUMNS, RANK) if known else COLUMNS)
-        writer.writerows(trace if known else [one[:3] for one in trace])
+        # Of one that nobody knows nothing is written: a number below 0 would be refused.
+        writer.writerows((*one[:3], *([one.rank if one.rank >= 0 else ""] * known)) for one in trace)
