@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from .build import compile_plan
+from .build import check_whole, compile_plan
 from .compose import compose, overlapping
 from .delta import AddParameter, Prologue
 from .errors import Failure, PatchError
@@ -105,7 +105,8 @@ def check_feature(lane: Lane, feature: Feature, *, strict: bool = False) -> Feat
     rewrites: dict[str, Rewrite] | None = None
     if not report.failures:
         try:
-            rewrites, _ = compile_plan(plan)
+            rewrites, compiled = compile_plan(plan)
+            check_whole(rewrites, compiled)
             report.reversible = all(_reversible(result) for result in rewrites.values())
         except PatchError as error:
             report.failures += error.failures
@@ -132,7 +133,8 @@ def _together(lane: Lane, group: Sequence[Feature]) -> Sequence[Failure]:
         return ()
     try:
         plan = make_plan(lane, compose(group))
-        rewrites, _ = compile_plan(plan)
+        rewrites, compiled = compile_plan(plan)
+        check_whole(rewrites, compiled)
         failures = tuple(failure for finding in check_invariants(plan, rewrites) for failure in finding.failures)
     except PatchError as error:
         failures = error.failures
