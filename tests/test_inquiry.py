@@ -98,8 +98,11 @@ class TestWhatHasStartedThem:
     def test_one_that_is_stopped_is_told_beside_those_that_answer(self, capsys: Any) -> None:
         with asked.process("parent") as parent:
             first, _ = [one.pid for one in procfs.below(parent.pid)]
-            stopped(first)
-            code, out, _ = run(capsys, "--pid", parent.pid)
+            try:
+                stopped(first)
+                code, out, _ = run(capsys, "--pid", parent.pid)
+            finally:
+                os.kill(first, signal.SIGKILL)  # its starter's end would not reach it
         assert code == 3
         assert f"BP752 process is stopped: process {first}" in out
         assert f"kill -CONT {first}" in out
