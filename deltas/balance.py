@@ -435,6 +435,9 @@ def balance_scheduler(upstream: type) -> type:
             if group is None:
                 raise ValueError("balance_gather needs the data-parallel group: pass it, or set `dp_group`")
             # After a wait for other ranks everything that is touched here is out of the cache: as little as can be.
+            anew = group is not self._balance_group
+            if anew:
+                self._balance_group = None  # else another thread that looks now would put a new queue in place
             if len(self._balance_counts) != group.size():
                 self._balance_reset(group.size())
             count = self._balance_own.memory[0] = self._balance_count()
@@ -442,7 +445,7 @@ def balance_scheduler(upstream: type) -> type:
             if sight is not None:
                 sight.enters(self)
             if watch is not None:
-                watch.enters(anew=group is not self._balance_group)
+                watch.enters(anew=anew)
             try:
                 dist.all_gather(self._balance_counts, self._balance_own, group=group)
             except BaseException:

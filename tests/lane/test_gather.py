@@ -92,6 +92,26 @@ def test_after_a_gather_that_fails_every_count_is_zero(balance_class, single_pro
     assert {tensor.item() for tensor in scheduler.balance_queue} == {0}
 
 
+def test_who_looks_during_the_first_gather_on_another_group_takes_nothing_away(
+    balance_class, single_process_group, monkeypatch
+):
+    """A new queue is put in place for a new group, where somebody looks: not while the counts of it are coming."""
+    scheduler = enabled(balance_class, running=2)
+    engine = SimpleNamespace(dp_group=single_process_group)
+    scheduler._balance_engine, scheduler._balance_group = (lambda: engine), object()
+    genuine = dist.all_gather
+
+    def looked_at(outputs, payload, group):
+        assert payload.item() == 2
+        before = scheduler.balance_queue
+        genuine(outputs, payload, group=group)
+        assert before is scheduler.balance_queue is outputs
+
+    monkeypatch.setattr(dist, "all_gather", looked_at)
+    scheduler.balance_gather(single_process_group)
+    assert [count.item() for count in scheduler.balance_queue] == [2]
+
+
 def test_the_group_may_be_an_attribute_as_on_vllm_ascends_main(balance_class, single_process_group):
     scheduler = enabled(balance_class, running=2)
     scheduler.dp_group = single_process_group
