@@ -16,11 +16,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from types import CodeType
 
-from .bound import definitions
+from .bound import DEFINITIONS, definitions
 from .errors import refuse
 from .source import ModuleText
 
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -53,7 +52,7 @@ def _imports(scope: ast.AST) -> Iterator[ast.stmt]:
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
-        elif isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) and not isinstance(child, _DEFINITIONS):
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) and not isinstance(child, DEFINITIONS):
             yield from _imports(child)
 
 
@@ -118,10 +117,16 @@ def function_alone(lines: Sequence[str], qualname: str, first: int) -> FunctionN
 
 def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
     """The first line of a function, its decorators with it, and its last."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    while node.decorator_list and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
+    return first_line(text, node), node.end_lineno or node.lineno
+
+
+def first_line(text: ModuleText, statement: ast.stmt) -> int:
+    """The line where a statement begins, its decorators with it."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+    while decorators and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
         first -= 1
-    return first, node.end_lineno or node.lineno
+    return first
 
 
 def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.SymbolTable:

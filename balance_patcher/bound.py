@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 #: Fields that never hold a node, or only what says of their own that it is loaded, stored, added or compared.
 _PLAIN = {"ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "module", "asname", "conversion", "simple"}
@@ -42,7 +42,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:
     """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
     for child in children(scope):
-        if isinstance(child, _DEFINITIONS):
+        if isinstance(child, DEFINITIONS):
             yield child
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield from definitions(child)
@@ -60,7 +60,7 @@ def stored(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, _COMPREHENSIONS):
             yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
             continue
-        if isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+        if isinstance(node, (*DEFINITIONS, ast.Lambda)):
             yield from _header(node)
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Sequence
 
@@ -63,12 +62,3 @@ def offset(text: ModuleText, line: int, column: int) -> int:
     """The character offset of a node's position, whose column counts UTF-8 bytes."""
     before = text.lines[line - 1].encode("utf-8", "surrogatepass")[:column]
     return sum(map(len, text.lines[: line - 1])) + len(before.decode("utf-8", "surrogatepass"))
-
-
-def first_line(text: ModuleText, statement: ast.stmt) -> int:
-    """The line where a statement begins, its decorators with it."""
-    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-    while decorators and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
-        first -= 1
-    return first

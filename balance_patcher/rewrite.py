@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .alone import function_alone, span
+from .alone import first_line, function_alone, span
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
-from .lines import first_line, physical_lines, starts
+from .lines import physical_lines, starts
 from .matching import same
 from .plan import Plan, Step, in_order
 from .source import Lane, ModuleText
@@ -56,7 +56,7 @@ class Rewrite:
         """For each line of the new text: upstream's line, counted from 1, or the delta that put it in."""
         lines = physical_lines(self.text)
         origins: list[tuple[int | None, str | None]] = []
-        before = starts(self.original.lines)
+        before = self.original.starts
         for start, line in zip(starts(lines), lines, strict=True):
             shift, inserted = 0, None
             for splice in self.splices:
@@ -202,7 +202,7 @@ def _prove_spliced(plan: Plan, result: Rewrite) -> None:
     module = result.original.module
     edits = [step.edit for name, steps in plan.steps.items() if name.partition(":")[0] == module for step in steps]
     replacing = sum(isinstance(edit, Replace) for edit in edits)
-    ends = {*starts(result.original.lines), len(result.original.text)}
+    ends = {*result.original.starts, len(result.original.text)}
     torn = any(splice.whole and not {splice.start, splice.end} <= ends for splice in result.splices)
     if torn or replacing != sum(splice.end > splice.start for splice in result.splices):
         raise _unproven(result, "a line is torn or taken away")

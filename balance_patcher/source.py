@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from .bound import stored, walk
+from .bound import DEFINITIONS, stored, walk
 from .errors import PatchError, refuse
 from .limits import SIZE_LIMIT
 
@@ -33,7 +33,6 @@ _PYPI = re.compile(r"(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 REMOTE_FORMS = "pypi:DIST==VERSION, wheel:PATH, dir:PATH or git:REPO@REF"
 FORMS = f"installed, {REMOTE_FORMS}"
 _TOP = ("__init__", "version", "_version")  # of vLLM's package, one of them is in every source
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _LACKS = {"pypi": "==VERSION is missing", "git": "@REF is missing"}
 
 
@@ -237,12 +236,12 @@ class ModuleText:
     @cached_property
     def outer(self) -> frozenset[str]:
         """The names of the classes and functions at its top."""
-        return frozenset(node.name for node in self.tree.body if isinstance(node, _DEFINITIONS))
+        return frozenset(node.name for node in self.tree.body if isinstance(node, DEFINITIONS))
 
     @cached_property
     def defined(self) -> frozenset[str]:
         """The names of all classes and functions in it, at any depth."""
-        return frozenset(node.name for node in walk(self.tree) if isinstance(node, _DEFINITIONS))
+        return frozenset(node.name for node in walk(self.tree) if isinstance(node, DEFINITIONS))
 
     @cached_property
     def members(self) -> dict[int, Any]:

@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .alone import first_line
 from .bound import children
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue
 from .errors import PatchError, refuse
-from .lines import comments_of, first_line, offset, open_parenthesis, parameter_end, starts
+from .lines import comments_of, offset, open_parenthesis, parameter_end, starts
 from .plan import Step, in_order
 from .render import head
 from .targets import Target, docstring_length
