@@ -59,11 +59,17 @@ def heard(connection: socket.socket) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+def end(answerer: Answerer) -> None:
+    """Close it; where an engine that is gone has done that without waiting, the name goes a moment later."""
+    answerer.close(30)
+    assert until(lambda: not listens())
+
+
 @pytest.fixture
 def answerer() -> Iterator[Answerer]:
     made = Answerer()
     yield made
-    made.close(30)
+    end(made)
 
 
 class TestTheAnswer:
@@ -264,7 +270,7 @@ class TestWhetherItAnswers:
     def own(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(answering._Here, "answerer", Answerer())
         yield
-        answering._Here.answerer.close(30)
+        end(answering._Here.answerer)
 
     def test_it_does_for_an_engine_in_which_something_is_on(self) -> None:
         engine = asked.Engine()
