@@ -20,7 +20,9 @@ def run() -> None:
         name = (getattr(error, "name", None) or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and name in ("typer", "rich", "click"):
             sys.stderr.write(f"BP513 package is missing: the command line needs {name}\n")
-            sys.stderr.write("  next      pip install 'balance_patcher[cli]'\n")
+            from .extras import command_for
+
+            sys.stderr.write(f"  next      {command_for('cli')}\n")
         else:
             traceback.print_exc()
             sys.stderr.write(f"BP599 unexpected error: {type(error).__name__}: {error}\n")

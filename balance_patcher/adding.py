@@ -46,7 +46,7 @@ def _check(plan: Plan, addition: Addition) -> Iterator[Failure]:
         next_step = "find where upstream moved it and change the addition's owner"
         yield Failure("BP110", f"{addition.module} is not in {plan.lane.source.spec}", next_step, _rows(addition))
         return
-    scope: ast.AST = text.tree
+    scope: ast.AST = text.outline
     if addition.class_name:
         found = [n for n in definitions(scope) if isinstance(n, ast.ClassDef) and n.name == addition.class_name]
         if len([*found, *rebindings(scope, addition.class_name)]) != 1:

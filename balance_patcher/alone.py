@@ -13,14 +13,13 @@ from __future__ import annotations
 import ast
 import symtable
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import CodeType
 
 from .bound import DEFINITIONS, definitions
 from .errors import refuse
+from .outline import FunctionNode, text_alone
 from .source import ModuleText
-
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def code_alone(tree: ast.Module, qualname: str, node: FunctionNode, filename: str) -> CodeType:
@@ -82,39 +81,6 @@ def inner_codes(scope: CodeType) -> Iterator[CodeType]:
                 yield constant
 
 
-def text_alone(lines: Sequence[str], qualname: str, first: int) -> str:
-    """The lines of a function under the bare headers of its classes, with their numbers in the module.
-
-    Args:
-        lines: The lines.
-        qualname: ``Class.method``.
-        first: The number of the first one.
-    """
-    owners = qualname.split(".")[:-1]
-    headers = [f"{' ' * depth}class {name}:\n" for depth, name in enumerate(owners)]
-    above = "\n" * (first - 1 - len(headers)) + "".join(headers)
-    return above + "".join(lines)
-
-
-def function_alone(lines: Sequence[str], qualname: str, first: int) -> FunctionNode | None:
-    """The tree of a function of its lines; ``None`` if they do not hold one function of that name and nothing else."""
-    if first <= qualname.count("."):
-        return None  # no room for its classes' headers
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body: list[ast.stmt] = ast.parse(text_alone(lines, qualname, first)).body
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    node: ast.stmt | None = None
-    for name in qualname.split("."):
-        if len(body) != 1 or getattr(body[0], "name", "") != name:
-            return None
-        node = body[0]
-        body = getattr(node, "body", [])
-    return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-
-
 def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
     """The first line of a function, its decorators with it, and its last."""
     return first_line(text, node), node.end_lineno or node.lineno
@@ -137,10 +103,10 @@ def symbols_of(text: ModuleText, qualname: str, node: FunctionNode) -> symtable.
     """
     first, last = span(text, node)
     # With this one, the names in annotations are not the function's.
-    future = "from __future__ import annotations" * _annotates_later(text.tree)
+    future = "from __future__ import annotations" * _annotates_later(text.outline)
     try:
         # The type parameters of its classes are a scope around it, which bare headers do not have.
-        whole = any(getattr(owner, "type_params", ()) for owner in _owners(text.tree, qualname))
+        whole = any(getattr(owner, "type_params", ()) for owner in _owners(text.outline, qualname))
         alone = text.text if whole else future + text_alone(text.lines[first - 1 : last], qualname, first)
         table = symtable.symtable(alone, text.display, "exec")
     except SyntaxError:  # its lines alone do not say how deep it stands: a backslash before them, for one

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .delta import (
-    Anchor,
-)
+from .bound import suites_of
+from .delta import Anchor
 from .matching import LIST, ONE, Bindings, Bound, Mismatch, hole_name
 from .pattern import Pattern, compile_pattern
 from .render import head
-from .targets import Target, suites_of
+from .targets import Target
 
 _NEAR = 0.55  # a candidate that scores less than this is not worth naming
 # What standing in the right place, or doing the right thing, adds to how much of the pattern a candidate has.
@@ -129,12 +128,14 @@ def _candidates(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, lis
 
 def _of_its_kind(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     """The candidates that can match: a pattern's first node is of the kind that it matches, unless it is a hole."""
+    if not target.may_hold(pattern.words):
+        return
     first = pattern.nodes[0]
     if hole_name(first, ONE) is not None or hole_name(first, LIST) is not None:
         yield from _candidates(target, pattern)
         return
     size = len(pattern.nodes) if pattern.kind == "statements" else 1
-    for node, suite, at in target.kinds.get(type(first), ()):
+    for node, suite, at in target.of_kind(type(first)):
         # What differs is told of near misses only; here it is enough that something does.
         if at + size <= len(suite) and all(
             type(part := getattr(node, name)) is kind and (not attribute or getattr(part, "attr", "") == attribute)

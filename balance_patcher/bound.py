@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
@@ -14,6 +14,8 @@ _PLAIN = {"ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "mo
 _HOLDING: dict[type[ast.AST], tuple[str, ...]] = {}
 #: What binds nothing and holds nothing that does.
 _EMPTY = (ast.Constant, ast.Pass)
+#: The most frequent statements below which there are none.
+_FLAT = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.Return)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
@@ -31,6 +33,16 @@ def children(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def words_at(text: str, word: str) -> Iterator[int]:
+    """Where a word stands in a text, not as a part of another; an expression for each would take longer to make."""
+    at = text.find(word)
+    while at >= 0:
+        beside = text[max(at - 1, 0) : at] + text[at + len(word) : at + len(word) + 1]
+        if not any(character.isalnum() or character == "_" for character in beside):
+            yield at
+        at = text.find(word, at + 1)
+
+
 def walk(node: ast.AST) -> Iterator[ast.AST]:
     """What :func:`ast.walk` gives, in its order, but contexts and operators: a node comes before its parts."""
     todo = [node]
@@ -39,13 +51,54 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
         yield at
 
 
+def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """The suites directly below a statement, each with its field; those of handlers and cases among them."""
+    for name in ("body", "orelse", "finalbody"):
+        suite = getattr(statement, name, None)
+        if isinstance(suite, list) and suite:
+            yield name, suite
+    for name in ("handlers", "cases"):
+        for part in getattr(statement, name, ()):
+            yield name, part.body
+
+
+def attributes_set(function: ast.AST, *, nested: bool) -> Iterator[ast.Attribute]:
+    """The attributes that the statements of a function give a value; one that is only annotated gets none.
+
+    Args:
+        function: Its definition.
+        nested: Also those of functions and classes in it.
+    """
+    todo: list[ast.AST] = [function]
+    for at in todo:
+        for _, suite in suites_of(at):
+            todo += suite if nested else (one for one in suite if not isinstance(one, DEFINITIONS))
+        for target in _targets(at):
+            # What stands in a subscript, or before a dot, is read.
+            found = (target,) if isinstance(target, ast.Attribute) else walk(target)
+            yield from (n for n in found if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+
+
+def _targets(statement: ast.AST) -> Iterable[ast.expr]:
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    if isinstance(statement, ast.AnnAssign):
+        return () if statement.value is None else (statement.target,)
+    if isinstance(statement, (ast.AugAssign, ast.For, ast.AsyncFor)):
+        return (statement.target,)
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        return [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    return ()
+
+
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:
     """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
-    for child in children(scope):
-        if isinstance(child, DEFINITIONS):
-            yield child
-        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield from definitions(child)
+    for _, suite in suites_of(scope):
+        for child in suite:
+            if isinstance(child, DEFINITIONS):
+                yield child
+            elif not isinstance(child, _FLAT):
+                yield from definitions(child)
 
 
 def stored(tree: ast.AST) -> Iterator[str]:

@@ -33,7 +33,7 @@ from .plan import Plan, in_order, make_plan
 from .proof import compile_text, find_code, prove, same_code, take
 from .rewrite import Rewrite, rewrite
 from .runtime import make_class, refuse_unreached
-from .source import InstalledSource, Lane, ModuleText
+from .source import Lane, ModuleText, installed_lane
 from .splice import MARKED
 from .targets import Target, find_target
 from .through import UPSTREAM, next_below, through_text
@@ -117,7 +117,7 @@ def _spliced(plan: Plan, rewrites: dict[str, Rewrite]) -> list[Compiled]:
                 if target.owner is not None and "." not in target.qualname:
                     code = as_method(result.text, result.filename, target.node)
                 else:
-                    code = code_alone(result.original.tree, target.qualname, target.node, result.filename)
+                    code = code_alone(result.original.outline, target.qualname, target.node, result.filename)
                 found.append(Compiled(name, code, result.filename, result.text))
         except (SyntaxError, ValueError) as error:
             failures.append(_uncompiled(result, error))
@@ -198,7 +198,7 @@ def build(feature: Feature | str, lane: Lane | None = None) -> Built:
 
         feature = find_feature(feature)
     with no_collection():
-        return _build(feature, lane or Lane("installed", InstalledSource()))
+        return _build(feature, lane or installed_lane())
 
 
 @contextlib.contextmanager
@@ -380,5 +380,7 @@ def show(filename: str, text: str) -> None:
 
     The lines are the compiler's (a form feed ends none), with the line ends that ``linecache`` gives a file's.
     """
-    lines = [line.rstrip("\r\n") + "\n" for line in ModuleText("", "", filename, text).lines]
+    lines = ModuleText("", "", filename, text).lines
+    if "\r" in text or not text.endswith("\n"):
+        lines = [line.rstrip("\r\n") + "\n" for line in lines]
     linecache.cache[filename] = (len(text), None, lines, filename)

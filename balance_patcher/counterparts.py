@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .bound import suites_of
 from .generalise import Common
 from .matching import overlap, weight
 from .parts import Parts
 from .statements import alike, header
-from .targets import Target, suites_of
+from .targets import Target
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SAME = 0.5  # so like must two be, in text and place together, to be laid side by side

@@ -29,7 +29,7 @@ from .plan import make_plan
 from .readback import effective, told_on
 from .registry import broken, features, of_others, suspected
 from .relations import excluding, groups_in_turn, lacking
-from .source import InstalledSource, Lane
+from .source import installed_lane
 from .takeover import left_alone
 from .wanted import LEFT, bound_by, decided_in, idle, rule_of, who_asks
 from .watchdog import threshold
@@ -141,7 +141,7 @@ def _warn_of_unplaced(names: list[str]) -> None:
     """
     told = []
     # One lane for all of them: it parses each module once.
-    lane = cache(lambda: Lane("installed", InstalledSource()))
+    lane = cache(installed_lane)
     with no_collection():
         for feature in features():
             if feature.name not in names or feature.enabling is None or left_alone(feature.name) is not None:

@@ -8,6 +8,9 @@ package is a refusal that says what to install instead of a traceback.
 from __future__ import annotations
 
 import importlib
+import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 from .errors import refuse
@@ -30,5 +33,25 @@ def require(module: str, extra: str = "cli") -> Any:
             "BP513",
             what,
             ("cause", str(error).strip()),
-            next=f"pip install 'balance_patcher[{extra}]'",
+            next=command_for(extra),
         ) from error
+
+
+def command_for(extra: str) -> str:
+    """The command that installs an extra from where this package came: its name alone may be somebody else's."""
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"pip install {shlex.quote(f'balance_patcher[{extra}]{_origin()}')}"
+
+
+def _origin() -> str:
+    """`` @ URL``, if it was installed from one that is known."""
+    from importlib import metadata
+
+    try:
+        told = json.loads(metadata.distribution("balance_patcher").read_text("direct_url.json") or "{}")
+        vcs = told.get("vcs_info")
+        return f" @ {vcs['vcs']}+{told['url']}@{vcs['commit_id']}" if vcs else f" @ {told['url']}"
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return ""

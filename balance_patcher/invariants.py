@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from .anchors import Match, find_anchor
 from .beside import Beside
+from .bound import attributes_set, walk
 from .delta import Anchor
 from .errors import Failure, Outcome, PatchError
 from .feature import Agree, AskedOnce, CalledOnce, Feature, Invariant, Ordered, Pure, Sets
@@ -22,7 +23,7 @@ from .pattern import compile_pattern
 from .plan import Plan
 from .render import head
 from .rewrite import Rewrite
-from .targets import Target, absent, own_nodes, short
+from .targets import Target, absent, short
 from .through import override_of
 
 
@@ -90,7 +91,7 @@ def _asked_once(invariant: AskedOnce, plan: Plan, _: dict[str, Rewrite]) -> str:
     called = {id(node) for match in matches for node in ast.walk(match.node)}
     name = target.node.name
     # A name in a text may be looked up by it: `getattr(self, "name")`.
-    said = [node for node in ast.walk(target.text.tree) if name in _spoken(node)]
+    said = [node for part in target.text.parts_with(name) for node in walk(part) if name in _spoken(node)]
     more = next((node for node in said if id(node) not in called), None)
     if len(matches) != 1 or more is not None:
         what = f"{target.qualname} is asked in {len(matches)} places of {caller.qualname}, not one"
@@ -140,15 +141,9 @@ def _the_one(
 
 def _sets(invariant: Sets, plan: Plan, _: dict[str, Rewrite]) -> str:
     target = target_of(plan, invariant.target)
-    declared = {
-        id(node.target) for node in own_nodes(target.node) if isinstance(node, ast.AnnAssign) and node.value is None
-    }
-    for node in own_nodes(target.node):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == invariant.attribute:
-            if id(node) in declared:
-                continue
-            if isinstance(node.value, ast.Name) and node.value.id == "self":
-                return f"{short(target.text.display)}:{node.lineno}"
+    for node in attributes_set(target.node, nested=False):
+        if node.attr == invariant.attribute and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return f"{short(target.text.display)}:{node.lineno}"
     raise broken(
         "BP207",
         invariant,

@@ -16,6 +16,8 @@ Allowed = Mapping[str, "tuple[str, ...]"]
 
 ONE, LIST, OP = "__bp_one_", "__bp_list_", "__bp_op_"
 _SKIPPED = {"ctx", "type_comment", "kind", "type_ignores"}
+#: For each kind of node that was met, the fields that are compared.
+_COMPARED: dict[type[ast.AST], tuple[str, ...]] = {}
 _SUITES = {"body", "orelse", "handlers", "finalbody", "cases", "decorator_list"}
 
 #: Comparison operators as they are written.
@@ -181,10 +183,14 @@ def same(one: Bound, other: Bound) -> bool:
 
 def _alike(one: ast.AST, other: ast.AST) -> bool:
     """Whether two trees without holes are equal, as a pattern is to what it matches."""
-    if type(one) is not type(other):
+    kind = type(one)
+    if kind is not type(other):
         return False
-    for name in one._fields:
-        if name not in _SKIPPED and not _alike_value(getattr(one, name, None), getattr(other, name, None)):
+    if kind not in _COMPARED:
+        _COMPARED[kind] = tuple(name for name in kind._fields if name not in _SKIPPED)
+    for name in _COMPARED[kind]:
+        ours, its = getattr(one, name, None), getattr(other, name, None)
+        if ours is not its and not _alike_value(ours, its):
             return False
     return True
 

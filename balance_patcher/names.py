@@ -8,16 +8,18 @@ stand nowhere in the function's scopes or the module; all other names must exist
 from __future__ import annotations
 
 import ast
+import bisect
 import builtins
 import difflib
+import itertools
 import re
 import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .alone import symbols_of
-from .bound import definitions, stored, walk
+from .bound import attributes_set, definitions, stored, walk, words_at
 from .delta import APART, RESULT, CallThrough, Delta, is_private
 from .errors import Failure
 from .feature import RuntimeClass
@@ -27,8 +29,13 @@ from .targets import Function, FunctionNode, Target, find_target, short
 from .template import Template
 
 _PROBE = "__bp_probe"
+#: What follows the name of what gets a value.
+_GIVEN = re.compile(r"\s*(:[^=]*)?([-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
 _WORD = re.compile(r"(?<![\w.$])[A-Za-z_]\w*")
 _DEFINITIONS = (*Function, ast.ClassDef)
+_BUILTINS = frozenset(dir(builtins))
+#: Nothing can be bound to these, though they are there.
+_CONSTANTS = {"True", "False", "None", "__debug__"}
 
 
 def check_names(plan: Plan) -> list[Failure]:
@@ -71,11 +78,16 @@ def _brought_twice(plan: Plan) -> Iterator[Failure]:
             yield _failure("BP301", what, placement.target, placement, placement.target.node.lineno, next_step, row)
 
 
-def new_names(step: Step) -> set[str]:
+def new_names(step: Step) -> frozenset[str]:
     """The names that an edit binds itself; what a hole binds is upstream's."""
     template = Template(step.template)
-    tree = ast.parse(template.fill(dict.fromkeys(template.holes, _PROBE)) if not _has_operator(template) else step.text)
-    return {name for name in stored(tree) if name != _PROBE}
+    operator = _has_operator(template)
+    return _binds(step.text if operator else template.fill(dict.fromkeys(template.holes, _PROBE)))
+
+
+@lru_cache(maxsize=256)
+def _binds(text: str) -> frozenset[str]:
+    return frozenset(name for name in stored(ast.parse(text)) if name != _PROBE)
 
 
 def _has_operator(template: Template) -> bool:
@@ -127,11 +139,38 @@ class _Scope:
 
     @cached_property
     def parameters(self) -> frozenset[str]:
-        return frozenset(s.get_name() for s in self._symbols.get_symbols() if s.is_parameter())
+        arguments = self.target.node.args
+        each = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        return frozenset(in_class(a.arg, self.target.owner) for a in each if a is not None)
+
+    def uses(self, name: str) -> bool:
+        """Whether a name stands anywhere in the function, in nested scopes too."""
+        return self._may_hold(name) and name in self._everywhere
+
+    def binds(self, name: str) -> bool:
+        """Whether a name is the function's own: a parameter, a local one, or one of the scope around it."""
+        return name in self.parameters or (self._may_hold(name, bound=True) and name in self.local)
 
     @cached_property
-    def everywhere(self) -> frozenset[str]:
+    def _everywhere(self) -> frozenset[str]:
         return frozenset(_all_symbols(self._symbols))
+
+    def _may_hold(self, name: str, *, bound: bool = False) -> bool:
+        """Whether the function's text leaves room for a name. To ask for all its symbols takes a hundred times longer.
+
+        A private name is written in another way than it is called, and so may be one with letters of others.
+
+        Args:
+            name: As it is called.
+            bound: Whether it must get a meaning there: an attribute does not, nor what is only called.
+        """
+        private = "__" in name and not name.endswith("__")
+        if private or not self.target.plain:
+            return True
+        return any(
+            not bound or _may_bind(self.target.own_text, at, at + len(name))
+            for at in words_at(self.target.own_text, name)
+        )
 
     def line_of(self, name: str) -> int:
         for tree in (self.target.node, self.target.text.tree):
@@ -139,6 +178,16 @@ class _Scope:
                 if name in _named(node):
                     return node.lineno  # type: ignore[attr-defined, no-any-return]
         return self.target.node.lineno
+
+
+def _may_bind(text: str, at: int, end: int) -> bool:
+    """Whether the word there can be one that gets a meaning."""
+    code, sign, _ = text[text.rfind("\n", 0, at) + 1 : at].partition("#")
+    if sign and not ('"' in code or "'" in code):
+        return False  # in a comment
+    before, after = text[max(0, at - 40) : at], text[end : end + 40]
+    defined = before.split()[-1:] in (["def"], ["class"])
+    return defined or not (before.endswith(".") or after.lstrip().startswith("("))
 
 
 def _named(node: ast.AST) -> set[object]:
@@ -161,7 +210,7 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
     fresh = new_names(step)
     for name in sorted(fresh):
         meant = in_class(name, target.owner)
-        taken = "the function" if meant in scope.everywhere else "the module" if meant in scope.module else ""
+        taken = "the function" if scope.uses(meant) else "the module" if meant in scope.module else ""
         if taken:
             line = scope.line_of(name)
             meant = "" if name in scope.module else "; if upstream's own is meant, let the anchor bind it, `$NAME`"
@@ -177,16 +226,16 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
     yield from _bound_twice(plan, placement, step, fresh, target)
     tree = ast.parse(step.text)
     # A function of its own sees none of what upstream's binds in its body.
-    seen = scope.parameters if isinstance(step.edit, APART) else scope.local
+    apart = isinstance(step.edit, APART)
     bound = {in_class(name, target.owner) for name in fresh | _bound_in_feature(plan, target, step)}
-    known = bound | seen | scope.module | set(dir(builtins))
+    known = bound | scope.parameters | scope.module | _BUILTINS
     if isinstance(step.edit, CallThrough) and not step.edit.first:
         known.add(RESULT)
-    yield from _unknown(tree, known, target, placement, step.text)
-    yield from _shadowed(Template(step.template), scope.local | scope.module, scope, placement)
+    yield from _unknown(tree, known, scope, placement, step.text, local=not apart)
+    yield from _shadowed(Template(step.template), scope, placement)
     yield from _attributes(tree, target, placement, chain, _provided(plan, target) | _added(plan, target))
     if "super" in set(_loaded(tree)) and not isinstance(step.edit, APART):
-        used = {"__class__", "super"} & scope.everywhere
+        used = {name for name in ("__class__", "super") if scope.uses(name)}
         if used:
             yield _failure(
                 "BP304",
@@ -199,10 +248,10 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
             )
 
 
-def _shadowed(template: Template, names: frozenset[str], scope: _Scope, placement: Placement) -> Iterator[Failure]:
+def _shadowed(template: Template, scope: _Scope, placement: Placement) -> Iterator[Failure]:
     """Builtins that the delta's own text uses and that upstream gives another meaning."""
     used = {name for name in _WORD.findall(template.text) if not name.startswith("__")}
-    for name in sorted(used & set(dir(builtins)) & names):
+    for name in sorted(name for name in (used & _BUILTINS) - _CONSTANTS if name in scope.module or scope.binds(name)):
         yield _taken(
             f"{name!r}, which delta {placement.delta.name!r} uses, is not the builtin here", scope, placement, name
         )
@@ -225,7 +274,9 @@ def _bound_in_feature(plan: Plan, target: Target, of: Step) -> set[str]:
     )
 
 
-def _bound_twice(plan: Plan, placement: Placement, step: Step, fresh: set[str], target: Target) -> Iterator[Failure]:
+def _bound_twice(
+    plan: Plan, placement: Placement, step: Step, fresh: frozenset[str], target: Target
+) -> Iterator[Failure]:
     """A name that another feature binds too: each would read what the other has put there."""
     for other in plan.steps.get(target.name, []):
         if not other.template or owners_of(other.delta) & owners_of(step.delta):
@@ -249,16 +300,23 @@ def _check_export(
     plan: Plan, placement: Placement, name: str, text: str, scope: _Scope, chain: ClassChain
 ) -> Iterator[Failure]:
     tree = ast.parse(text, mode="eval")
-    known = {"self"} | scope.module | set(dir(builtins))
-    yield from _shadowed(Template(text), scope.local | scope.module, scope, placement)
+    known = {"self"} | scope.module | _BUILTINS
+    yield from _shadowed(Template(text), scope, placement)
     label = f"export {name!r}: {text}"
-    yield from _unknown(tree, known, scope.target, placement, label)
+    yield from _unknown(tree, known, scope, placement, label, local=False)
     provided = _provided(plan, scope.target) | _added(plan, scope.target)
     yield from _attributes(tree, scope.target, placement, chain, provided)
 
 
-def _unknown(tree: ast.AST, known: set[str], target: Target, placement: Placement, text: str) -> Iterator[Failure]:
-    for name in sorted(name for name in set(_loaded(tree)) if in_class(name, target.owner) not in known):
+def _unknown(
+    tree: ast.AST, known: set[str], scope: _Scope, placement: Placement, text: str, *, local: bool
+) -> Iterator[Failure]:
+    """Names that are not known; ``local``: those of the function's own are."""
+    target = scope.target
+    meant = {name: in_class(name, target.owner) for name in set(_loaded(tree))}
+    strange = [name for name, is_ in meant.items() if is_ not in known and not (local and scope.binds(is_))]
+    known = known | scope.local if strange and local else known
+    for name in sorted(strange):
         yield _failure(
             "BP302",
             f"{name!r}, which delta {placement.delta.name!r} uses, is neither in {target.qualname} nor in the module",
@@ -352,14 +410,16 @@ class ClassChain:
         """Whether the class, or a base that this lane holds, sets the attribute; a private one is the class's alone."""
         if is_private(name):
             return any(sets_attribute(text, node, name) for text, node in self._classes[:1])
-        at = 0
-        while at < len(self._classes):
-            text, node = self._classes[at]
-            if sets_attribute(text, node, name):
-                return True
-            at += 1
-            if at == len(self._classes):
-                self._extend()
+        # To look into a method costs more than to open a base: first into those that look as if they set it.
+        for likely in (True, False):
+            at = 0
+            while at < len(self._classes):
+                text, node = self._classes[at]
+                if sets_attribute(text, node, name, likely=likely):
+                    return True
+                at += 1
+                if at == len(self._classes):
+                    self._extend()
         return False
 
     def nearest(self, name: str) -> tuple[str, str]:
@@ -385,7 +445,8 @@ class ClassChain:
         base = base.value if isinstance(base, ast.Subscript) else base
         if not isinstance(base, ast.Name):
             return None
-        for node in walk(text.tree):
+        inner = (node for part in text.parts_with(base.id) for node in walk(part))
+        for node in itertools.chain(definitions(text.outline), inner):
             if isinstance(node, ast.ClassDef) and node.name == base.id:
                 return text, node
             if isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module.startswith("vllm"):
@@ -393,7 +454,7 @@ class ClassChain:
                     if (alias.asname or alias.name) == base.id:
                         other = self.lane.module(node.module)
                         found = (
-                            [n for n in definitions(other.tree) if getattr(n, "name", "") == alias.name]
+                            [n for n in definitions(other.outline) if getattr(n, "name", "") == alias.name]
                             if other
                             else []
                         )
@@ -402,23 +463,40 @@ class ClassChain:
         return None
 
 
-def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str) -> bool:
-    """Whether a class body defines a name, or a method sets that attribute on its first parameter."""
+def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str, *, likely: bool = False) -> bool:
+    """Whether a class body defines a name, or a method sets that attribute on its first parameter.
+
+    Args:
+        text: The module.
+        node: The class.
+        name: The attribute.
+        likely: Whether to look only into those methods that have it on the left of a ``=``.
+    """
     mentioned = text.lines_with(name)
     if not mentioned:
         return False
+    if likely:
+        mentioned = [at for at in mentioned if _gives(text.lines[at - 1], name)]
     if id(node) not in text.members:
         text.members[id(node)] = _members(node)
     named, methods = text.members[id(node)]
     if name in named:
         return True
     for function in methods:
-        if any(function.lineno <= at <= (function.end_lineno or 0) for at in mentioned):
+        at = bisect.bisect_left(mentioned, function.lineno)
+        if at < len(mentioned) and mentioned[at] <= (function.end_lineno or 0):
             if id(function) not in text.sets:
+                text.fill(function)
                 text.sets[id(function)] = _set_on_self(function)
             if name in text.sets[id(function)]:
                 return True
     return False
+
+
+def _gives(line: str, name: str) -> bool:
+    """Whether an attribute stands on a line as if it got a value there."""
+    at = line.find(f".{name}")
+    return at >= 0 and _GIVEN.match(line, at + 1 + len(name)) is not None
 
 
 def _members(node: ast.ClassDef) -> tuple[frozenset[str], tuple[FunctionNode, ...]]:
@@ -440,12 +518,5 @@ def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[
     """The attributes that a method sets on its first parameter; one that is only annotated is not set."""
     positional = [*function.args.posonlyargs, *function.args.args]
     first = positional[0].arg if positional else None
-    declared: set[int] = set()
-    found: set[str] = set()
-    for node in walk(function):  # a statement comes before its parts
-        if isinstance(node, ast.AnnAssign) and node.value is None:
-            declared.add(id(node.target))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in declared:
-            on_self = isinstance(node.value, ast.Name) and node.value.id == first
-            found |= {node.attr} if on_self else set()
-    return frozenset(found)
+    found = attributes_set(function, nested=True)
+    return frozenset(node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == first)

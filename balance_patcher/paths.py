@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from .anchors import find_anchor
-from .bound import definitions
+from .bound import definitions, walk
 from .delta import Anchor
 from .errors import Failure, PatchError
 from .feature import CalledOnce, Invariant
@@ -56,7 +56,7 @@ def called_once(invariant: CalledOnce, plan: Plan, _: dict[str, Rewrite]) -> str
             node,
             "read upstream's loop anew; the hook rests on its shape",
         )
-    inside = set(map(id, ast.walk(loops[0])))
+    inside = set(map(id, walk(loops[0])))
     for other in own_nodes(target.node):
         if id(other) not in inside and isinstance(other, _OTHER_WAYS):
             what = f"`{head(other)}` stands beside the loop of {target.qualname}"
@@ -125,7 +125,7 @@ def _not_overridden(invariant: CalledOnce, target: Target) -> None:
     """A subclass in the module that has a loop or a hook of its own would run that instead."""
     hook = getattr(getattr(compile_pattern(invariant.call).nodes[0], "func", None), "attr", "")
     owner = target.owner.name if target.owner else ""
-    for node in target.text.tree.body:
+    for node in target.text.outline.body:
         if isinstance(node, ast.ClassDef) and owner in {base.id for base in node.bases if isinstance(base, ast.Name)}:
             for own in definitions(node):
                 if getattr(own, "name", "") in (hook, target.node.name):
@@ -136,8 +136,8 @@ def _not_overridden(invariant: CalledOnce, target: Target) -> None:
 def _steps_before(invariant: CalledOnce, target: Target, call: ast.AST) -> None:
     """What must be done once a turn, before the hook, is."""
     found, _ = find_anchor(target, Anchor(invariant.step), near=False)
-    around = [suite[at] for _, _, suite, at in target.places.values() if call in ast.walk(suite[at])]
-    holder = min(around, key=lambda statement: sum(1 for _ in ast.walk(statement)))
+    around = [suite[at] for _, _, suite, at in target.places.values() if call in walk(suite[at])]
+    holder = min(around, key=lambda statement: sum(1 for _ in walk(statement)))
     if len(found) != 1 or not dominates(target, found[0].statements[0], holder):
         what = f"`{compile_pattern(invariant.step)}` is not called once before the hook"
         node = found[0].node if found else call
@@ -152,7 +152,7 @@ def _called_nowhere_else(invariant: CalledOnce, target: Target, paths: _Paths) -
     """A second call in a helper, before the loop, in a nested function or by another name may run in the same turn."""
     name = getattr(getattr(paths.call.nodes[0], "func", None), "attr", "")
     seen = {id(part) for call in paths.calls for part in (call, getattr(call, "func", None))}
-    for node in _mentioning(target, name):
+    for node in (node for part in target.text.parts_with(name) for node in walk(part)):
         named = isinstance(node, ast.Attribute) and node.attr == name
         if id(node) not in seen and (named or paths.is_call(node)):
             raise broken(
@@ -163,15 +163,6 @@ def _called_nowhere_else(invariant: CalledOnce, target: Target, paths: _Paths) -
                 node,
                 "find out whether a turn of the loop can call it twice; the gather follows every call",
             )
-
-
-def _mentioning(target: Target, name: str) -> Iterator[ast.AST]:
-    """Every node of those functions and statements of the module whose lines hold a name."""
-    lines = [at for at, line in enumerate(target.text.lines, 1) if name in line]
-    for outer in target.text.tree.body:
-        for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
-            if any(node.lineno <= at <= (node.end_lineno or 0) for at in lines):
-                yield from ast.walk(node)
 
 
 class _Paths:
@@ -226,7 +217,7 @@ class _Paths:
 
     def refuse_within(self, node: ast.AST, where: str) -> None:
         """Refuse a call whose number cannot be told from where it stands (BP203)."""
-        found = next((child for child in ast.walk(node) if self.is_call(child)), None)
+        found = next((child for child in walk(node) if self.is_call(child)), None)
         if found is not None:
             raise broken(
                 "BP203",
@@ -329,7 +320,7 @@ def _leaving(node: ast.AST, *, own_loop: bool = False) -> list[ast.stmt]:
 
 def conditional(root: ast.AST, part: ast.AST) -> bool:
     """Whether a statement may be executed without evaluating a part of it."""
-    for node in ast.walk(root):
+    for node in walk(root):
         late: Iterable[ast.AST] = ()
         if isinstance(node, ast.BoolOp):
             late = node.values[1:]
@@ -339,6 +330,6 @@ def conditional(root: ast.AST, part: ast.AST) -> bool:
             late = node.comparators[1:]
         elif isinstance(node, (ast.Assert, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             late = (node,)
-        if any(part is inner for item in late for inner in ast.walk(item)):
+        if any(part is inner for item in late for inner in walk(item)):
             return True
     return False

@@ -97,6 +97,12 @@ class Pattern:
                 found.append((name, type(part), "" if attribute.startswith(ONE) else attribute))
         return tuple(found)
 
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Names and attributes that stand in whatever it matches; where a header has its suite, nothing is named."""
+        found = {_identifier(part) for node in self.nodes for part in walk(node)} - {""}
+        return frozenset(word for word in found if "__bp_" not in word)
+
     @property
     def opens(self) -> bool:
         """Whether a list hole stands among the pattern's own statements, so that its length is open."""
@@ -200,6 +206,10 @@ def _check_placement(text: str, tree: ast.Module) -> None:
                 raise bad(text, "a list hole where one node stands", next_step)
             if isinstance(child, ast.Name) and child.id.startswith(OP):
                 raise bad(text, "an operator hole outside a comparison", "write it between two operands")
+
+
+def _identifier(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _words(node: ast.AST) -> list[str]:

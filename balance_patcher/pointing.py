@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .bound import suites_of
 from .counterparts import Counterparts, likeness, said
 from .errors import refuse
 from .proposal import Place
 from .render import head, shown
 from .source import DirSource, Lane, ModuleText
-from .targets import SCOPES, Function, Target, docstring_length, suites_of
+from .targets import SCOPES, Function, Target, docstring_length
 
 _AT = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 

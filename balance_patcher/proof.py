@@ -169,7 +169,7 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
     Args:
         text: The module's text as it is on disk.
         qualname: The function's qualified name in it.
-        node: Its definition in ``text.tree``.
+        node: Its definition in ``text.outline``, complete.
         live: The attribute as the class's ``__dict__`` has it.
 
     Returns:
@@ -179,7 +179,7 @@ def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunc
         PatchError: BP601, BP602, BP603 by name, file and line; BP604 if it has no code to compare.
     """
     try:
-        expected = code_alone(text.tree, qualname, node, text.display)
+        expected = code_alone(text.outline, qualname, node, text.display)
     except SyntaxError:  # it parses and does not compile: nothing that runs was made of it
         expected = None
     target = ("target", f"{text.module}:{qualname}   ({text.display}:{node.lineno})")

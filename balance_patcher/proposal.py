@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .anchors import Match, all_places, find_anchor
+from .bound import suites_of
 from .delta import Anchor, Level
 from .errors import PatchError, refuse
 from .generalise import HEADER, WHOLE, Common
@@ -26,7 +27,7 @@ from .holes import Hole, fill, scan
 from .matching import render_bound
 from .parts import Part, Parts, cheapest
 from .render import head, shown
-from .targets import Target, suites_of
+from .targets import Target
 
 _AROUND, _BESIDE = 4, 2  # so many levels and neighbours: an anchor that needs more says nothing to a reader
 

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .alone import first_line, function_alone, span
+from .alone import first_line, span
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue, Replace
 from .errors import Failure, PatchError, refuse
 from .lines import physical_lines, starts
 from .matching import same
+from .outline import function_alone
 from .plan import Plan, Step, in_order
 from .source import Lane, ModuleText
 from .splice import MARK, MARKED, Splice, splices_of
@@ -49,7 +50,8 @@ class Rewrite:
     @cached_property
     def new(self) -> ModuleText:
         """The text as a module."""
-        return ModuleText(self.original.module, self.original.path, self.filename, self.text)
+        original = self.original
+        return ModuleText(original.module, original.path, self.filename, self.text, piecemeal=original.piecemeal)
 
     @property
     def line_map(self) -> list[tuple[int | None, str | None]]:
@@ -173,9 +175,8 @@ def _alone(target: Target, edits: set[str], result: Rewrite) -> Target | None:
     end = max([ends[last], *(splice.start for splice in result.splices if splice.delta in edits)])
     begin, end = _moved(result, ends[first - 1]), _moved(result, end)
     new = result.new
-    number = bisect.bisect_right(new.starts, begin)
-    lines = new.lines[number - 1 : bisect.bisect_left(new.starts, end)]
-    node = function_alone(lines, target.qualname, number)
+    number = len(physical_lines(result.text[:begin])) + 1
+    node = function_alone(physical_lines(result.text[begin:end]), target.qualname, number)
     return None if node is None else Target(new, target.qualname, node, target.owner)
 
 

@@ -105,7 +105,7 @@ def _hidden(runtime: RuntimeClass, plan: Plan, upstream: type, names: set[str]) 
 def _in_text(plan: Plan, holder: type, name: str) -> bool:
     """Whether the text of a class sets a name; of one whose text is not in the lane nothing is known."""
     text = plan.lane.module(holder.__module__)
-    scope: ast.AST | None = text.tree if text is not None else None
+    scope: ast.AST | None = text.outline if text is not None else None
     for part in holder.__qualname__.split("."):
         classes = [node for node in definitions(scope) if isinstance(node, ast.ClassDef)] if scope is not None else []
         scope = next((node for node in classes if node.name == part), None)

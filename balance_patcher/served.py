@@ -323,7 +323,7 @@ def judgement(now: Served, added: Change | None = None) -> str:
         why = "no rank with room had requests waiting while another was at its cap"
         return f"The gate is on and held nothing back {when}: {why}."
     often = "most of the time" if share >= MOSTLY else "often" if share >= OFTEN else "now and then"
-    told = f"The gate held requests back {often} {when}, in up to {share:.1%} of the steps of an engine"
+    told = f"The gate held requests back {often} {when}, in up to {100 * share:.1f} % of the steps of an engine"
     if held:
         return f"{told}; it does so now: {at}{held:g} requests wait for that."
     # Whether first tokens come later for it depends on the load: full ranks that admit together may gain.

@@ -18,14 +18,15 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from .bound import DEFINITIONS, stored, walk
+from .bound import DEFINITIONS, definitions, stored, walk, words_at
 from .errors import PatchError, refuse
 from .limits import SIZE_LIMIT
+from .outline import Outline, outline_of
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _LANE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?!=)(?P<spec>.+)")
@@ -183,6 +184,7 @@ class ModuleText:
         text: The decoded text, without a byte order mark.
         encoding: What it was decoded with.
         bom: Whether the file starts with a byte order mark.
+        piecemeal: Whether its functions are parsed when somebody looks into them, see :mod:`.outline`.
     """
 
     module: str
@@ -191,14 +193,59 @@ class ModuleText:
     text: str
     encoding: str = "utf-8"
     bom: bool = False
+    piecemeal: bool = False
+
+    @cached_property
+    def _outline(self) -> Outline | None:
+        return outline_of(self.text, self.starts) if self.piecemeal else None
+
+    @property
+    def outline(self) -> ast.Module:
+        """The syntax tree in which functions may have no bodies; :meth:`fill` gives them theirs.
+
+        Raises:
+            PatchError: BP508, as below.
+        """
+        return self._outline.tree if self._outline is not None else self.tree
+
+    def fill(self, *nodes: ast.AST) -> None:
+        """Complete functions of the outline.
+
+        Raises:
+            PatchError: BP508, as below.
+        """
+        outline = self._outline
+        if outline is not None and not all(outline.fill(node, self.lines) for node in nodes):
+            _ = self.tree
+
+    def parts_with(self, name: str) -> Iterator[ast.AST]:
+        """The functions and statements of the module, and of its classes, on whose lines a name stands; complete."""
+        lines = self.lines_with(name)
+        for outer in self.outline.body:
+            if isinstance(outer, ast.ClassDef):
+                yield from (*outer.decorator_list, *outer.bases, *outer.keywords)
+            for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+                last = node.end_lineno or first
+                at = bisect.bisect_left(lines, first)
+                if at < len(lines) and lines[at] <= last:
+                    gaps = self._outline.gaps.values() if self._outline is not None else ()
+                    self.fill(*[gap.node for gap in gaps if first <= gap.first <= last])
+                    yield node
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree.
+        """The syntax tree, all of it. Where there is an outline, it is that, completed: a node stays the same object.
 
         Raises:
             PatchError: BP508, if this Python cannot parse it.
         """
+        whole = self._parsed()
+        if self._outline is not None and self._outline.fill_from(whole):
+            return self._outline.tree
+        return whole
+
+    def _parsed(self) -> ast.Module:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -213,16 +260,20 @@ class ModuleText:
 
     def mentions(self, word: str) -> bool:
         """Whether a word stands anywhere in the text, comments and texts included."""
-        ends = ((at, at + len(word)) for at in self._places(word))
-        beside = (self.text[max(at - 1, 0) : at] + self.text[end : end + 1] for at, end in ends)
-        return any(not re.search(r"\w", characters) for characters in beside)
+        return any(True for _ in words_at(self.text, word))
 
     def lines_with(self, name: str) -> list[int]:
         """The numbers of the lines that hold a name, also as a part of another."""
-        return [bisect.bisect_right(self.starts, at) for at in self._places(name)]
+        if name not in self._known_lines:
+            self._known_lines[name] = [bisect.bisect_right(self.starts, at) for at in self._places(name)]
+        return self._known_lines[name]
+
+    @cached_property
+    def _known_lines(self) -> dict[str, list[int]]:
+        return {}
 
     def _places(self, name: str) -> Iterator[int]:
-        """Where a name begins, also as a part of another; an expression for each name would take longer to make."""
+        """Where a name begins, also as a part of another."""
         at = self.text.find(name)
         while at >= 0:
             yield at
@@ -235,8 +286,10 @@ class ModuleText:
 
     @cached_property
     def outer(self) -> frozenset[str]:
-        """The names of the classes and functions at its top."""
-        return frozenset(node.name for node in self.tree.body if isinstance(node, DEFINITIONS))
+        """The names of the classes and functions at its top, and of what those classes define."""
+        tops = [node for node in self.outline.body if isinstance(node, DEFINITIONS)]
+        inner = [node for top in tops if isinstance(top, ast.ClassDef) for node in definitions(top)]
+        return frozenset(node.name for node in [*tops, *inner])  # type: ignore[attr-defined]
 
     @cached_property
     def defined(self) -> frozenset[str]:
@@ -256,15 +309,16 @@ class ModuleText:
     @cached_property
     def bound(self) -> frozenset[str]:
         """The names that the module itself binds."""
-        return frozenset(stored(self.tree))
+        return frozenset(stored(self.outline))
 
     @cached_property
     def lines(self) -> list[str]:
         """The physical lines with their ends: LF, CR LF or CR ends a line, nothing else does."""
-        if "\r" in self.text:
-            return _LINE.findall(self.text)
-        *whole, last = self.text.split("\n")
-        return [line + "\n" for line in whole] + ([last] if last else [])
+        lines = self.text.splitlines(keepends=True)
+        # Other characters that Python's own texts end a line at would make it more of them.
+        if len(lines) == self.text.count("\n") + (self.text != "" and not self.text.endswith("\n")):
+            return lines
+        return _LINE.findall(self.text)
 
     def encoded(self, text: str) -> bytes:
         """Another text in this file's encoding and with its byte order mark."""
@@ -295,6 +349,12 @@ class Lane:
     """One vLLM to look at: a name, a source, and the modules read from it so far.
 
     Where functions of others stand on targets, ``homes`` has for each its name and that target's.
+
+    Args:
+        name: What it is called.
+        source: Where its text comes from.
+        piecemeal: Whether to parse of its modules what is looked into only: much faster, and for an installation, where
+            what was read is compared with what runs.
     """
 
     homes: Mapping[str, str] = {}
@@ -304,9 +364,10 @@ class Lane:
         """What was looked for in it, by ``module:Qual.name``, see :func:`balance_patcher.targets.find_target`."""
         return {}
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: Source, *, piecemeal: bool = False) -> None:
         self.name = name
         self.source = source
+        self.piecemeal = piecemeal
         self._modules: dict[str, ModuleText | None] = {}
 
     def module(self, name: str) -> ModuleText | None:
@@ -320,7 +381,7 @@ class Lane:
         for path in (f"{stem}.py", f"{stem}/__init__.py"):
             data = self.source.read(path)
             if data is not None:
-                return module_text(name, path, self.source.display(path), data)
+                return replace(module_text(name, path, self.source.display(path), data), piecemeal=self.piecemeal)
         return None
 
     def require_vllm(self) -> None:
@@ -357,11 +418,20 @@ class Lane:
         return proven or (stamped.removeprefix("g") if stamped else None)
 
 
+def installed_lane() -> Lane:
+    """The vLLM of this Python, as an installation reads it.
+
+    Raises:
+        PatchError: BP512, if there is none.
+    """
+    return Lane("installed", InstalledSource(), piecemeal=True)
+
+
 class Overlaid(Lane):
     """A lane in which some modules have another text; and what of others stands where in it."""
 
     def __init__(self, lane: Lane, texts: Mapping[str, ModuleText], homes: Mapping[str, str]) -> None:
-        super().__init__(lane.name, lane.source)
+        super().__init__(lane.name, lane.source, piecemeal=lane.piecemeal)
         self._lane, self._texts, self.homes = lane, texts, homes
 
     def _read(self, name: str) -> ModuleText | None:

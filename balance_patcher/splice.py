@@ -15,7 +15,7 @@ from .alone import first_line
 from .bound import children
 from .delta import APART, AddParameter, InsertAfter, InsertBefore, Prologue
 from .errors import PatchError, refuse
-from .lines import comments_of, offset, open_parenthesis, parameter_end, starts
+from .lines import comments_of, offset, open_parenthesis, parameter_end
 from .plan import Step, in_order
 from .render import head
 from .targets import Target, docstring_length
@@ -71,7 +71,7 @@ def _before(target: Target, step: Step, statement: ast.stmt) -> Splice:
         if under and _deeper_comment(lines[first - 2], indent):
             break  # it belongs to the suite above
         first -= 1
-    start = starts(lines)[first - 1]
+    start = target.text.starts[first - 1]
     text = _marked(step, indent, _line_end(target, first))
     return Splice(start, start, text, step.delta.name, depth=_depth(target, statement))
 

@@ -6,8 +6,9 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
+from .bound import suites_of
 from .render import head
-from .targets import SCOPES, suites_of
+from .targets import SCOPES
 
 _LEAVING = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.ExceptHandler, ast.match_case)
 

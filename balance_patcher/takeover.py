@@ -27,7 +27,7 @@ from .feature import Feature
 from .finders import WrappedLoader, WrappingFinder, put, take_out
 from .installation import Installation, install
 from .registry import features
-from .source import InstalledSource, Lane, module_text
+from .source import InstalledSource, Lane, installed_lane, module_text
 from .standin import Bind, StandIn
 
 _LOCK = threading.RLock()
@@ -237,7 +237,7 @@ def fill(module: ModuleType, feature: Feature, stand_in: StandIn, also: Sequence
     Raises:
         PatchError: With every reason; then nothing was changed.
     """
-    chosen = compose(at_work(features_to_bind(feature, also), Lane("installed", InstalledSource())))
+    chosen = compose(at_work(features_to_bind(feature, also), installed_lane()))
     if feature.runtime is None:
         raise refuse("BP002", f"{feature.name} stands in and has no class", next="give it a runtime class")
     base = feature.runtime.base

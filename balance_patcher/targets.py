@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .bound import children, definitions, walk
+from .bound import children, definitions, suites_of, walk
 from .errors import Failure
 from .render import head
 from .source import Lane, ModuleText
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+_OTHERS = re.compile(r"[^\x00-\x7f]")
 SCOPES = (*Function, ast.ClassDef, ast.Lambda)
+Kinds = dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]]
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,40 @@ class Target:
         return tuple(found)
 
     @cached_property
-    def kinds(self) -> dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]]:
-        """Its expressions by kind, with the statement that holds each; its statements, each with suite and index."""
-        found: dict[type[ast.AST], list[tuple[ast.AST, list[ast.stmt], int]]] = {}
-        for node, holder in self.expressions:
-            found.setdefault(type(node), []).append((node, holder, 0))
+    def _statements(self) -> Kinds:
+        found: Kinds = {}
         for _, _, suite, at in self.places.values():
             found.setdefault(type(suite[at]), []).append((suite[at], suite, at))
         return found
+
+    @cached_property
+    def _expressions(self) -> Kinds:
+        found: Kinds = {}
+        for node, holder in self.expressions:
+            found.setdefault(type(node), []).append((node, holder, 0))
+        return found
+
+    def of_kind(self, kind: type[ast.AST]) -> Sequence[tuple[ast.AST, list[ast.stmt], int]]:
+        """Its statements of a kind, each with its suite and index; or expressions, with the statement that holds each.
+
+        Most of what is looked for is a statement, and there are ten times as many expressions.
+        """
+        return (self._expressions if issubclass(kind, ast.expr) else self._statements).get(kind, ())
+
+    @cached_property
+    def own_text(self) -> str:
+        """Its lines, decorators included."""
+        first = min([self.node.lineno, *(decorator.lineno for decorator in self.node.decorator_list)])
+        return "".join(self.text.lines[first - 1 : self.node.end_lineno])
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether each name in it is written as it is called: letters of others may be another name's."""
+        return self.own_text.isascii() or not any(map(str.isalnum, _OTHERS.findall(self.own_text)))
+
+    def may_hold(self, words: Iterable[str]) -> bool:
+        """Whether its text leaves room for some names; to look at each of its nodes takes far longer."""
+        return not self.plain or all(word in self.own_text for word in words)
 
     @cached_property
     def unusable(self) -> Failure | None:
@@ -127,7 +156,7 @@ def _find(lane: Lane, name: str, *, near: bool = True) -> Target | Failure:
             "BP110", f"{module} is not in {lane.source.spec}", fields=(("target", name),),
             next="find where upstream moved it and change the delta's target",
         )  # fmt: skip
-    scope: ast.AST = text.tree
+    scope: ast.AST = text.outline
     owner: ast.ClassDef | None = None
     *classes, last = rest = qualname.split(".")
     for at, part in enumerate(classes):
@@ -143,6 +172,7 @@ def _find(lane: Lane, name: str, *, near: bool = True) -> Target | Failure:
     if owner is None and name in lane.homes:
         stands = find_target(lane, lane.homes[name])
         owner = stands.owner if isinstance(stands, Target) else None
+    text.fill(functions[0])
     return Target(text, qualname, functions[0], owner)
 
 
@@ -159,7 +189,7 @@ def absent(lane: Lane, name: str) -> bool:
     for part in qualname.split("."):
         if not text.mentions(part):
             return True
-        # A class is at the top, as a rule: then the whole tree need not be walked through.
+        # It is at the top or in a class there, as a rule: then the whole tree need not be walked through.
         if part not in text.outer and part not in text.defined:
             return False
     return False
@@ -167,15 +197,20 @@ def absent(lane: Lane, name: str) -> bool:
 
 def rebindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
     """The assignments by which a scope gives a name another meaning, ``schedule = wrap(schedule)``."""
-    for child in children(scope):
-        if isinstance(child, (ast.ClassDef, *Function)):
-            continue
-        if isinstance(child, (ast.Assign, ast.AnnAssign)) and child.value is not None:
-            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-            if any(isinstance(node, ast.Name) and node.id == name for target in targets for node in walk(target)):
-                yield child
-        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield from rebindings(child, name)
+    for _, suite in suites_of(scope):
+        for child in suite:
+            if isinstance(child, (ast.ClassDef, *Function)):
+                continue
+            if isinstance(child, (ast.Assign, ast.AnnAssign)):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                if child.value is not None and any(_names(target, name) for target in targets):
+                    yield child
+            else:
+                yield from rebindings(child, name)
+
+
+def _names(target: ast.expr, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in walk(target))
 
 
 def _no_definition(
@@ -232,17 +267,6 @@ def _yields(target: Target) -> bool:
     if not any("yield" in line for line in lines):
         return False  # as below, without a look at each node
     return any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(target.node))
-
-
-def suites_of(statement: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
-    """The suites directly below a statement, each with its field; those of handlers and cases among them."""
-    for name in ("body", "orelse", "finalbody"):
-        suite = getattr(statement, name, None)
-        if isinstance(suite, list) and suite:
-            yield name, suite
-    for name in ("handlers", "cases"):
-        for part in getattr(statement, name, ()):
-            yield name, part.body
 
 
 def _expressions(node: ast.AST, holder: list[ast.stmt], found: list[tuple[ast.expr, list[ast.stmt]]]) -> None:

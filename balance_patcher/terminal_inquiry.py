@@ -17,13 +17,16 @@ _HEAD = ("rank", "pid", "step", "wave", "running", "waiting", "counts / cap", "s
 LONG = 1.0
 #: Seconds in a step from which on that is told: as far as a watchdog knows it, which looks every few seconds.
 LATE = 5.0
+#: Other ranks that a sentence names.
+NAMED = 3
 Engine = Mapping[str, Any]
 
 
 def print_inquiry(found: Inquiry, console: Console) -> None:
     width = console.width if console.is_terminal else None
     several = len(found.answers) + len(found.silent) > 1
-    lines: list[Text] = [Text(part) for part in folded(judged(found), width)] + [Text()] if several else []
+    alone = any(answer["engines"] for answer in found.answers)
+    lines: list[Text] = [*map(Text, folded(judged(found), width)), Text()] if several or alone else []
     lines += [*_table(found), Text()] if several else []
     for answer in found.answers:
         lines += [*_process(answer, width), Text()]
@@ -48,6 +51,9 @@ def judged(found: Inquiry) -> str:
     late = [_called(engine, answer) for answer, engine in engines if _late(engine)]
     have = _verb(late, "has not come to its gather", "have not come to their gather")
     slow = f"{_and(late)} {have} for more than {LATE:g} s"
+    frozen = any(tells.get("frozen") for _, engine in engines for tells in _tells(engine))
+    if len(engines) == 1 and not silent and not late:
+        return _of_one(*engines[0], waits=bool(waits), frozen=frozen)
     if silent:
         told = f"{_and(silent)} {_verb(silent, 'does', 'do')} not answer"
         return f"{told}, and {slow}." if late else f"{told}."
@@ -55,9 +61,21 @@ def judged(found: Inquiry) -> str:
         return f"All ranks that were asked are in their gather: {_and(waits)}."
     if late:
         return f"{slow}: a long prefill or a compilation, or a worker or a device hangs."
-    if any(tells.get("frozen") for _, engine in engines for tells in _tells(engine)):
+    if frozen:
         return "All ranks that were asked answer and go on; one is at its cap, so none admits."
     return f"All ranks that were asked answer and go on: {_and([_called(e, a) for a, e in engines])}."
+
+
+def _of_one(answer: Mapping[str, Any], engine: Engine, *, waits: bool, frozen: bool) -> str:
+    """Of an engine core that was asked by itself, where others may be the ones that stand."""
+    name = _called(engine, answer)
+    if not waits:
+        return f"{name} answers and goes on{'; a rank is at its cap, so none admits' if frozen else ''}."
+    others = {rank: said for rank, said in _peers(answer) if rank != str(engine.get("rank"))}
+    places = [f"rank {rank} is process {said.get('pid')} on {said.get('host')}" for rank, said in others.items()]
+    more = [f"{len(places) - NAMED} more"] if len(places) > NAMED else []
+    asked = f"ask the others too: {_and([*places[:NAMED], *more])}" if places else "ask what has started the others"
+    return f"{name} waits in the gather; {asked}."
 
 
 def _called(engine: Engine, answer: Mapping[str, Any]) -> str:

@@ -118,11 +118,11 @@ def _between(added: EngineFigures, seconds: float) -> Iterator[tuple[str, str]]:
 def _frozen(engine: EngineFigures, up: float | None) -> str:
     steps = engine.gather.count if engine.gather is not None else None
     told = f"in {_number(engine.frozen_steps)} of {_number(steps)} steps"
-    told += f" ({engine.frozen_share:.1%})" if engine.frozen_share is not None else ""
+    told += f" ({100 * engine.frozen_share:.1f} %)" if engine.frozen_share is not None else ""
     if engine.frozen_seconds is None:
         return told
     # The server's clock and the reading's are not the same.
-    share = f" ({min(1.0, engine.frozen_seconds / up):.1%} of the time)" if up and up > 0 else ""
+    share = f" ({100 * min(1.0, engine.frozen_seconds / up):.1f} % of the time)" if up and up > 0 else ""
     return f"{told}, for {_span(engine.frozen_seconds)}{share}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 
+from .bound import suites_of
 from .delta import RESULT, Override
 from .feature import RuntimeClass
 from .matching import render_bound
@@ -12,7 +13,7 @@ from .paths import swallows
 from .plan import Plan, Step
 from .source import ModuleText
 from .splice import MARK
-from .targets import Target, forwarded, suites_of
+from .targets import Target, forwarded
 
 UPSTREAM = "balance_patcher_upstream"
 

@@ -11,7 +11,7 @@ from .feature import Enabling, Feature
 from .installation import called, in_place
 from .plan import Plan, make_plan
 from .registry import features, of_others
-from .source import InstalledSource, Lane
+from .source import installed_lane
 from .takeover import left_alone
 
 #: Who asks for what a host's plugin has installed by itself.
@@ -73,4 +73,4 @@ def upstream_has(feature: Feature) -> bool:
 
 def _planned(feature: Feature) -> Plan:
     with no_collection():
-        return make_plan(Lane("installed", InstalledSource()), feature)
+        return make_plan(installed_lane(), feature)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from balance_patcher.alone import code_alone, function_alone, span, symbols_of, text_alone
+from balance_patcher.alone import code_alone, span, symbols_of
 from balance_patcher.bound import children, definitions, stored, walk
 from balance_patcher.errors import PatchError
+from balance_patcher.outline import function_alone, text_alone
 from balance_patcher.proof import compile_text, find_code, first_line, same_code
 from balance_patcher.source import ModuleText
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from balance_patcher import cli
 from balance_patcher.build import compile_plan
 from balance_patcher.errors import Failure
+from balance_patcher.extras import command_for
 from balance_patcher.plan import make_plan
 from balance_patcher.registry import find_feature
 from balance_patcher.source import open_source
@@ -619,14 +620,14 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     assert done.returncode == 3
     assert done.stdout == ""
     assert "BP513" in done.stderr
-    assert "pip install 'balance_patcher[cli]'" in done.stderr
+    assert command_for("cli") in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_missing_package_of_one_lane_is_3(isolated: pytest.MonkeyPatch) -> None:
     done = spawn("verify", "pypi:vllm==0.32.0", code=BLOCKED.format(names={"requests"}))
     assert done.returncode == 3
-    assert "pip install 'balance_patcher[cli]'" in done.stdout
+    assert command_for("cli") in done.stdout
 
 
 @pytest.mark.parametrize("fixture", ["good", "broken", "empty"])

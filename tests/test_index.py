@@ -12,7 +12,7 @@ import pytest
 
 from balance_patcher import web
 from balance_patcher.errors import Outcome, PatchError
-from balance_patcher.extras import require
+from balance_patcher.extras import command_for, require
 from balance_patcher.index import find_wheel, indexes
 from balance_patcher.indexconfig import configured
 from tests.serving import PackageIndex, isolate
@@ -408,4 +408,4 @@ def test_a_long_wait_that_a_server_asks_for_is_cut_short():
 def test_a_missing_package_names_the_extra():
     with pytest.raises(PatchError, match="BP513") as caught:
         require("no_such_module_here")
-    assert caught.value.failures[0].next == "pip install 'balance_patcher[cli]'"
+    assert caught.value.failures[0].next == command_for("cli")

@@ -58,7 +58,10 @@ class TestAnEngine:
             code, out, err = run(capsys, "--pid", engine.pid)
         assert (code, err) == (0, "")
         out = re.sub(r"\d+\.\d s", "N s", out)
-        head, *lines = out.splitlines()
+        sentence, blank, head, *lines = out.splitlines()
+        # It has been in it for a moment only.
+        assert sentence == "rank 0 answers and goes on; a rank is at its cap, so none admits."
+        assert not blank
         assert head.startswith(f"process {engine.pid}  host {socket.gethostname()}  balance_patcher ")
         assert lines == [
             "  engine    rank 0 of 2, step 12 of wave 3, engines running",
@@ -326,6 +329,13 @@ SLOW = "a long prefill or a compilation, or a worker or a device hangs"
             {},
             f"rank 0 and rank 1 have not come to their gather for more than 5 s: {SLOW}.",
         ),
+        ([answer(0)], {}, "rank 0 answers and goes on."),
+        ([answer(0, frozen=True)], {}, "rank 0 answers and goes on; a rank is at its cap, so none admits."),
+        ([answer(0, steps=6)], {}, f"rank 0 has not come to its gather for more than 5 s: {SLOW}."),
+        (
+            [answer(0, waits=12)], {},
+            "rank 0 waits in the gather; ask the others too: rank 1 is process 101 on h.",
+        ),
         # Every step is in its gather for a moment.
         (
             [answer(0, waits=0.01), answer(1)], {}, "All ranks that were asked answer and go on: rank 0 and rank 1.",
@@ -338,6 +348,15 @@ SLOW = "a long prefill or a compilation, or a worker or a device hangs"
 )  # fmt: skip
 def test_one_sentence_says_who_waits_for_whom(answers: list[dict[str, Any]], silent: dict[int, str], said: str) -> None:
     assert judged(Inquiry(1, tuple(answers), (), silent)) == said
+
+
+def test_of_many_others_some_are_named() -> None:
+    one = answer(0, waits=12)
+    one["engines"][0]["features"]["balance"]["ranks"] = {str(n): {"host": "h", "pid": 100 + n} for n in range(64)}
+    named = ", ".join(f"rank {n} is process {100 + n} on h" for n in (1, 2, 3))
+    assert judged(Inquiry(1, (one,))) == f"rank 0 waits in the gather; ask the others too: {named} and 60 more."
+    one["engines"][0]["features"]["balance"]["ranks"] = {}
+    assert judged(Inquiry(1, (one,))) == "rank 0 waits in the gather; ask what has started the others."
 
 
 def printed(found: Inquiry) -> str:

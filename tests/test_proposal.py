@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from balance_patcher.anchors import all_places, find_anchor
+from balance_patcher.bound import suites_of
 from balance_patcher.delta import Anchor
 from balance_patcher.errors import PatchError
 from balance_patcher.generalise import HEADER, WHOLE
@@ -22,7 +23,7 @@ from balance_patcher.parts import Part, cheapest
 from balance_patcher.pointing import counterpart
 from balance_patcher.proposal import Frame, Place, Proposal, propose
 from balance_patcher.source import Lane
-from balance_patcher.targets import Target, find_target, suites_of
+from balance_patcher.targets import Target, find_target
 
 HERE = settings(
     deadline=None, derandomize=True, database=None, max_examples=60, suppress_health_check=list(HealthCheck)

@@ -155,12 +155,12 @@ class TestTheText:
         head, *lines = out.splitlines()
         assert head == f"{server.url}/metrics  up for 5 min"
         assert lines == [
-            f"{HELD.format('often', '30.0%')}; it does so now: engine 0 is at the cap, and 9 requests wait for that.",
+            f"{HELD.format('often', '30.0 %')}; it does so now: engine 0 is at the cap, and 9 requests wait for that.",
             "",
             "engine 0  on",
             "  why       asked for by additional_config",
             "  requests  running 4 of 4, waiting 0",
-            "  frozen    in 0 of 10 steps (0.0%), for 0.0 s (0.0% of the time)",
+            "  frozen    in 0 of 10 steps (0.0 %), for 0.0 s (0.0 % of the time)",
             "  gather    mean 0.5 ms, p50 0.5 ms, p99 0.99 ms (estimated)",
             "  stalls    0",
             "  runs      asked for by additional_config.key, digest 21f1e23a58ed, balance_patcher 0.1.0",
@@ -168,7 +168,7 @@ class TestTheText:
             "engine 1  on",
             "  why       asked for",
             "  requests  running 3 of 4, waiting 9, 9 of them while frozen",
-            "  frozen    in 3 of 10 steps (30.0%), for 1.5 s (0.5% of the time)",
+            "  frozen    in 3 of 10 steps (30.0 %), for 1.5 s (0.5 % of the time)",
             "  gather    mean 0.5 ms, p50 0.5 ms, p99 0.99 ms (estimated)",
             "  stalls    0",
             "  runs      asked for by additional_config.key, digest 21f1e23a58ed, balance_patcher 0.1.0",
@@ -226,12 +226,12 @@ class TestTwoReadings:
         code, out, _ = run(capsys, server.url, "--interval", "0.2")
         assert code == 0
         assert re.search(
-            r"held requests back often in these 0 s, in up to 10.0% of the steps of an engine; nothing", out
+            r"held requests back often in these 0 s, in up to 10.0 % of the steps of an engine; nothing", out
         )
         lines = out.splitlines()
         at = next(number for number, line in enumerate(lines) if re.fullmatch(r"  in \d\.\d s", line))
         assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["steps", "frozen", "gather"]
-        assert lines[at + 2].startswith("  frozen  in 1 of 10 steps (10.0%), for 0.5 s (")
+        assert lines[at + 2].startswith("  frozen  in 1 of 10 steps (10.0 %), for 0.5 s (")
         assert lines[at + 3] == "  gather  mean 1.5 ms, p50 1.5 ms, p99 1.99 ms (estimated)"
 
     def test_an_engine_that_was_started_anew_has_no_rates(self, server: Server, metrics: Metrics) -> None:
@@ -331,10 +331,10 @@ FULL = "nothing waits for it now; some rank is full most of the time: more ranks
             {"held": 2, "running": 4},
             "The gate has begun to hold requests back: engine 0 is at the cap, and 2 requests wait for that.",
         ),
-        (0.05, {}, f"{HELD.format('now and then', '5.0%')}; nothing waits for it now."),
-        (0.3, {}, f"{HELD.format('often', '30.0%')}; nothing waits for it now."),
-        (0.3, {"held": 2}, f"{HELD.format('often', '30.0%')}; it does so now: 2 requests wait for that."),
-        (0.6, {}, f"{HELD.format('most of the time', '60.0%')}; {FULL}"),
+        (0.05, {}, f"{HELD.format('now and then', '5.0 %')}; nothing waits for it now."),
+        (0.3, {}, f"{HELD.format('often', '30.0 %')}; nothing waits for it now."),
+        (0.3, {"held": 2}, f"{HELD.format('often', '30.0 %')}; it does so now: 2 requests wait for that."),
+        (0.6, {}, f"{HELD.format('most of the time', '60.0 %')}; {FULL}"),
     ],
 )
 def test_one_sentence_says_what_the_gate_does(server: Server, share: float, more: dict[str, int], said: str) -> None:

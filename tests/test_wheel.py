@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from balance_patcher.errors import Outcome, PatchError
+from balance_patcher.extras import command_for
 from balance_patcher.source import SIZE_LIMIT
 from balance_patcher.wheel import PypiSource, WheelSource
 from tests.serving import PackageIndex, isolate, wheel
@@ -296,7 +297,7 @@ def test_without_the_extra_a_far_wheel_is_refused_and_a_near_one_read(module, se
     server.files[NAME] = wheel({CORE: TEXT})
     with pytest.raises(PatchError, match="BP513") as caught:
         far().read(CORE)
-    assert caught.value.failures[0].next == "pip install 'balance_patcher[cli]'"
+    assert caught.value.failures[0].next == command_for("cli")
     assert near(tmp_path / NAME, server.files[NAME]).read(CORE) == TEXT
 
 

@@ -25,6 +25,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from balance_patcher.anchors import find_anchor
+from balance_patcher.bound import suites_of
 from balance_patcher.build import compile_plan
 from balance_patcher.delta import Anchor, Replace, Variant
 from balance_patcher.deltas.balance import ADMISSION_GATE, SCHEDULE, SCHEDULER, WAITING_LOOP
@@ -40,7 +41,7 @@ from balance_patcher.pattern import compile_pattern
 from balance_patcher.plan import Placement, make_plan
 from balance_patcher.render import head
 from balance_patcher.source import Lane, LaneSpec, ModuleText, open_source
-from balance_patcher.targets import Target, own_nodes, short, suites_of
+from balance_patcher.targets import Target, own_nodes, short
 
 _ASKS = f"if self.{NAME}():\n    break"
 

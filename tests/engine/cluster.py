@@ -17,6 +17,7 @@ from pathlib import Path
 from launches import CAP, HOST, Command
 from processes import end, ended, plugin_site, recorded
 
+from balance_patcher.errors import PatchError
 from balance_patcher.exposition import metrics_url, read
 from balance_patcher.served import Served
 from balance_patcher.served import served as figures
@@ -38,7 +39,7 @@ class Launched:
         answers: For each request, how many tokens it asked for and how many it got; none where it failed.
         gathers: For each rank, how often it had gathered when all was at rest.
         pages: What each server said at ``/metrics`` then.
-        told: What `status --url` made of each.
+        told: What `status --url` made of each, or why it could not.
         codes: The exit status of each command.
         logs: What each command printed.
         facts: For each rank, what ran there.
@@ -53,7 +54,7 @@ class Launched:
     answers: list[tuple[int, int]] = field(default_factory=list)
     gathers: list[int] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
-    told: list[Served] = field(default_factory=list)
+    told: list[Served | PatchError] = field(default_factory=list)
     codes: list[int | None] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     facts: list[dict] = field(default_factory=list)
@@ -175,6 +176,14 @@ class Cluster:
         return [len(file.read_text().splitlines()) - 1 for file in files]
 
 
+def figures_of(port: int) -> Served | PatchError:
+    """What `status --url` makes of a server, or why it cannot."""
+    try:
+        return figures(read(metrics_url(f"http://{HOST}:{port}")))
+    except PatchError as error:
+        return error
+
+
 def _healthy(port: int) -> bool:
     return _asked(port, "GET", "/health", 5) is not None
 
@@ -211,7 +220,7 @@ def served(folder: Path, commands: Sequence[Command]) -> Launched:
                 cluster.ask(BURST)
                 cluster.rest()
             cluster.launched.pages = [cluster.page(port) for port in cluster.ports]
-            cluster.launched.told = [figures(read(metrics_url(f"http://{HOST}:{port}"))) for port in cluster.ports]
+            cluster.launched.told = [figures_of(port) for port in cluster.ports]
     return cluster.launched
 
 

@@ -176,6 +176,12 @@ def internal(each: Mapping[int, Rank] = {}, servers: int = 1) -> list[Command]:
     return [_serve(Rank(), *words, ports=[port], environment=_apart(each))]
 
 
+def unasked() -> list[Command]:
+    """One server that sends to all ranks, and nobody asks for balance."""
+    (port,) = free_ports(1)
+    return [_serve(Rank(balance=False), "--data-parallel-size", RANKS, ports=[port])]
+
+
 def headless(each: Mapping[int, Rank] = {}) -> list[Command]:
     """Two nodes: the first has the server and rank 0, the second rank 1 and no server."""
     port, rpc = free_ports(2)

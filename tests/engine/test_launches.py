@@ -10,6 +10,8 @@ import launches
 import metrics
 import pytest
 
+from balance_patcher.errors import PatchError
+
 OURS = ("<balance_patcher vllm.v1.core.sched.scheduler>", "<balance_patcher vllm.v1.engine.core:")
 #: What is logged first when weights are loaded, on each lane.
 LOADING = "Starting to load model"
@@ -171,6 +173,43 @@ class TestTwoServers:
     def test_there_are_two(self, two_servers):
         assert two_servers.lines("(ApiServer_0 ")
         assert two_servers.lines("(ApiServer_1 ")
+
+
+@pytest.fixture(scope="module")
+def unasked(tmp_path_factory):
+    """A server of which nobody asks balance, though it is installed beside vLLM; and what it showed after a burst."""
+    with cluster.Cluster(tmp_path_factory.mktemp("launch"), launches.unasked()) as running:
+        if running.ready():
+            running.ask(cluster.BURST)
+            running.launched.pages = [running.page(port) for port in running.ports]
+            running.launched.told = [cluster.figures_of(port) for port in running.ports]
+    cluster.STARTED["nobody asks"] = running.launched
+    return running.launched
+
+
+@pytest.mark.launch("one lane")
+class TestNobodyAsks:
+    def test_every_request_is_answered(self, unasked):
+        assert unasked.ready, unasked.log[-4000:]
+        assert len(unasked.answers) == len(cluster.BURST)
+        assert all(asked == got > 0 for asked, got in unasked.answers), unasked.answers
+
+    def test_vllms_own_metrics_are_there_and_none_of_ours(self, unasked):
+        (page,) = unasked.pages
+        shown = metrics.read(page, "vllm:num_requests_")
+        assert sorted(shown["running"]) == [str(rank) for rank in range(launches.RANKS)]
+        assert "balance" not in page
+
+    def test_status_says_that_nobody_has_asked(self, unasked):
+        (told,) = unasked.told
+        assert isinstance(told, PatchError)
+        assert "balance was never asked for in this server" in str(told)
+
+    def test_its_log_does_not_speak_of_it(self, unasked):
+        assert unasked.lines("balance:") == []
+
+    def test_nothing_is_left_running(self, unasked):
+        assert not unasked.left
 
 
 class TestOffline:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from balance_patcher.extras import command_for
 from tools.simulator import cli, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,10 @@ class TestRun:
         assert [f"{row['ranks']}-ranks-{row['gate']}" for row in rows] == parts
         assert [row["requests"] for row in rows] == ["20"] * 3 + ["40"] * 3
         assert "4 ranks, 40 requests" in said
+        assumed = " ".join(said.split())
+        assert "vLLM 0.0; cap 32, 8,192 tokens a step; 5 requests/s a rank (Poisson), 20 + 6 tokens" in assumed
+        assert "a step takes 20 ms, 80 µs a prompt token, 200 µs a decoding request" in assumed
+        assert {row["vllm"] for row in rows} == {"0.0"}
         assert left(out / parts[0]) == ["figures.json", "requests.csv", "running.csv", "steps.csv"]
 
     def test_what_it_leaves_of_the_requests_is_a_trace_again(self, command, lane, tmp_path):
@@ -130,11 +135,11 @@ class TestRun:
         arguments = [one for one in SMALL if one != "--no-plots"]
         code, said = command("run", *arguments, "--lane", lane, "-o", tmp_path / "out")
         assert code == 0, said
-        assert "pip install 'balance_patcher[plots]'" in said
+        assert command_for("plots") in said
         code, said = command("plot", tmp_path / "out")
         assert code == 3
         assert "BP513" in said
-        assert "pip install 'balance_patcher[plots]'" in said
+        assert command_for("plots") in said
 
     def test_plots_are_drawn_again_from_what_was_left(self, command, lane, tmp_path):
         pytest.importorskip("matplotlib")
@@ -145,6 +150,40 @@ class TestRun:
         assert [Path(line).name for line in said.split()] == ["running-2-ranks.png", "running-9-ranks.png"]
         for line in said.split():
             assert Path(line).read_bytes().startswith(b"\x89PNG")
+
+    def test_a_plot_of_parts_whose_settings_are_lost_is_refused(self, command, lane, tmp_path):
+        assert command("run", *SMALL, "--lane", lane, "-o", tmp_path / "out")[0] == 0
+        (tmp_path / "out" / "job.json").unlink()
+        code, said = command("plot", tmp_path / "out")
+        assert code == 3
+        assert "BP514" in said
+        assert "job.json: No such file" in said
+
+
+class TestWhatIsAssumed:
+    def job(self, *arguments, command, lane, tmp_path):
+        code, said = command("run", *SMALL, *arguments, "--lane", lane, "-o", tmp_path / "out")
+        assert code == 0, said
+        return running.job_in(tmp_path / "out").described()
+
+    def test_bursts_and_what_the_rank_has(self, command, lane, tmp_path):
+        arguments = ("--burst", 8, "--rate", 2.5, "--async-scheduling", "--kv-tokens", 4096, "--max-num-seqs", 4)
+        said = self.job(*arguments, "--dispatcher", "round-robin", command=command, lane=lane, tmp_path=tmp_path)
+        assert said == (
+            "cap 4, 8,192 tokens a step, asynchronous scheduling, KV cache of 4,096 tokens; 2.5 requests/s a rank "
+            "(bursts of 8), 20 + 6 tokens on average; dispatcher round-robin; "
+            "a step takes 20 ms, 80 µs a prompt token, 200 µs a decoding request"
+        )
+
+    def test_a_closed_loop(self, command, lane, tmp_path):
+        said = self.job("--closed", 40, command=command, lane=lane, tmp_path=tmp_path)
+        assert "; closed loop, 40 requests a rank, 20 + 6 tokens on average; " in said
+
+    def test_a_recorded_trace(self, command, lane, tmp_path):
+        trace = tmp_path / "mine.csv"
+        trace.write_text("arrival,prompt,output\n0,5,3\n1,5,3\n")
+        said = self.job("--trace", trace, command=command, lane=lane, tmp_path=tmp_path)
+        assert "; trace mine.csv; dispatcher vllm; " in said
 
 
 class TestInterrupt:

@@ -72,7 +72,7 @@ def test_in_a_closed_loop_one_is_sent_when_another_is_answered(closed):
     # The first ones at once; each other at the very moment at which so many were answered that it is its turn.
     assert list(run.sent) == pytest.approx([0.0] * min(closed, 60) + ends[: 60 - closed])
     assert list(run.tokens) == [one.output for one in trace]
-    assert figures("off", run, 1).ttft_mean == pytest.approx(sum(run.first) / 60 - sum(run.sent) / 60)
+    assert figures("off", run, 1, "0.32.0").ttft_mean == pytest.approx(sum(run.first) / 60 - sum(run.sent) / 60)
 
 
 def test_a_step_that_nobody_waits_for_takes_no_time():
@@ -110,7 +110,7 @@ def test_the_dispatchers_choose_as_they_say():
 def test_the_figures_are_those_of_a_run_that_can_be_done_by_hand():
     trace = [Arrival(0, 10, 3), Arrival(0, 200, 1)]
     run, *_ = simulated(trace)
-    found = figures("off", run, 1)
+    found = figures("off", run, 1, "0.32.0")
     assert found.seconds == pytest.approx(5.2)
     assert found.throughput == pytest.approx(4 / 5.2)
     assert found.ttft_50 == found.ttft_99 == pytest.approx(3.0)

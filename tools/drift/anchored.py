@@ -12,6 +12,7 @@ import textwrap
 from dataclasses import dataclass
 
 from balance_patcher.anchors import Match, all_places, beside, find_anchor
+from balance_patcher.bound import suites_of
 from balance_patcher.delta import Anchor
 from balance_patcher.errors import PatchError
 from balance_patcher.matching import Matcher, Mismatch
@@ -20,7 +21,7 @@ from balance_patcher.proposal import Place
 from balance_patcher.render import head
 from balance_patcher.source import ModuleText
 from balance_patcher.statements import header
-from balance_patcher.targets import Function, Target, suites_of
+from balance_patcher.targets import Function, Target
 
 from .changed import Difference
 from .kinds import Kind

@@ -24,7 +24,7 @@ from .files import read_parts, write_summary
 from .job import Job, part_name
 from .plots import plot
 from .plugging import plug_in
-from .running import prepare, python_of, run
+from .running import job_in, prepare, python_of, run
 from .tables import tables
 from .traces import Load
 
@@ -162,7 +162,7 @@ def recorder_command(
 @app.command("plot")
 def plot_command(folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `run` left.")]) -> None:
     """Draw again what was simulated."""
-    for file in plot(folder, _parts(folder)):
+    for file in plot(folder, _parts(folder), job_in(folder).described()):
         typer.echo(str(file))
 
 
@@ -193,12 +193,12 @@ def _show(console: Console, job: Job, folder: Path, *, plots: bool) -> None:
     if not parts:
         return
     write_summary(folder, parts)
-    for table in tables(parts):
+    for table in tables(parts, job.described()):
         console.print(table)
     console.print(f"{folder / 'summary.csv'}, and a folder for each part", soft_wrap=True, highlight=False)
     if plots:
         try:
-            for file in plot(folder, parts):
+            for file in plot(folder, parts, job.described()):
                 console.print(str(file), soft_wrap=True, highlight=False)
         except PatchError as error:
             console.print(f"no plots: {error.failures[0].what} {error.failures[0].next}", markup=False, soft_wrap=True)

@@ -26,6 +26,7 @@ class Figures:
         at_cap_share: The share of the time in which some rank was at its cap.
         cpu: Seconds of the simulating process.
         memory: Its largest size, in MB.
+        vllm: The version of vLLM whose schedulers these were.
     """
 
     ranks: int
@@ -52,18 +53,20 @@ class Figures:
     calls: int
     cpu: float
     memory: int
+    vllm: str
 
 
 NAMES = tuple(one.name for one in fields(Figures))
 
 
-def figures(gate: str, run: Run, memory: int) -> Figures:
+def figures(gate: str, run: Run, memory: int, vllm: str) -> Figures:
     """The figures of one simulation.
 
     Args:
         gate: How ranks admitted.
         run: What happened.
         memory: The largest size of the process, in MB.
+        vllm: The version of vLLM.
     """
     first = [got - sent for got, sent in zip(run.first, run.sent, strict=True)]
     rows = zip(run.finish, run.first, run.tokens, strict=True)
@@ -100,4 +103,5 @@ def figures(gate: str, run: Run, memory: int) -> Figures:
         calls=run.calls,
         cpu=run.cpu,
         memory=memory,
+        vllm=vllm,
     )

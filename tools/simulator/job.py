@@ -73,6 +73,19 @@ class Job:
         """Whether both say the same of what is simulated; how many parts at a time means nothing to that."""
         return replace(self, processes=1) == replace(other, processes=1)
 
+    def described(self) -> str:
+        """What was assumed, on one line."""
+        arrive = "Poisson" if self.load.burst == 1 else f"bursts of {self.load.burst}"
+        came = f"{self.load.rate / max(self.ranks):g} requests/s a rank ({arrive})"
+        came = f"closed loop, {self.closed} requests a rank" if self.closed else came
+        lengths = f"{self.load.prompt:,} + {self.load.output:,} tokens on average"
+        load = f"trace {Path(self.file).name}" if self.file else f"{came}, {lengths}"
+        load += f", closed loop, {self.closed} requests a rank" if self.file and self.closed else ""
+        rank = f"cap {self.seqs}, {self.tokens:,} tokens a step"
+        rank += ", asynchronous scheduling" if self.asynchronous else ""
+        rank += f", KV cache of {self.cache:,} tokens" if self.cache else ""
+        return f"{rank}; {load}; dispatcher {self.dispatcher}; {self.step.described()}"
+
     def text(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self), indent=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,13 @@ LINES = 8
 RUNNING, PREFILL, FROZEN = "#0072b2", "#e69f00", "#56b4e9"
 
 
-def plot(folder: Path, parts: Sequence[Figures]) -> list[Path]:
+def plot(folder: Path, parts: Sequence[Figures], assumed: str) -> list[Path]:
     """A picture for each number of ranks, in the folder of the parts.
+
+    Args:
+        folder: Where the parts are.
+        parts: What is drawn.
+        assumed: What it rests on, on one line.
 
     Raises:
         PatchError: BP513, without matplotlib.
@@ -37,14 +43,14 @@ def plot(folder: Path, parts: Sequence[Figures]) -> list[Path]:
     files = []
     for ranks in sorted({part.ranks for part in parts}):
         beside = [part for part in parts if part.ranks == ranks]
-        figure = _picture(pyplot, folder, beside)
+        figure = _picture(pyplot, folder, beside, assumed)
         files.append(folder / f"running-{ranks}-ranks.png")
         figure.savefig(files[-1], dpi=120)
         pyplot.close(figure)
     return files
 
 
-def _picture(pyplot: Any, folder: Path, parts: Sequence[Figures]) -> Any:
+def _picture(pyplot: Any, folder: Path, parts: Sequence[Figures], assumed: str) -> Any:
     ranks = parts[0].ranks
     figure, axes = pyplot.subplots(
         3, len(parts), figsize=(1 + 5 * len(parts), 8), sharex=True, sharey="row", squeeze=False,
@@ -88,6 +94,9 @@ def _picture(pyplot: Any, folder: Path, parts: Sequence[Figures]) -> Any:
     for row in axes[1:]:
         row[0].legend(loc="best", fontsize=8)
     figure.suptitle(f"{ranks} ranks, {parts[0].requests:,} requests")
+    # In one column there is room for half of it.
+    lines = textwrap.wrap(f"vLLM {parts[0].vllm}; {assumed}", 85 * len(parts))
+    figure.supxlabel("\n".join(lines).replace("$", r"\$"), fontsize=8, color="0.35")
     return figure
 
 

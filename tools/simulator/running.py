@@ -41,6 +41,19 @@ def python_of(lane: str | None) -> Path:
     raise refuse("BP512", f"there is no lane {name!r} in {LANES}", next=follow)
 
 
+def job_in(folder: Path) -> Job:
+    """What the parts of a folder were made with.
+
+    Raises:
+        PatchError: BP514, if that is not there.
+    """
+    try:
+        return Job.of((folder / "job.json").read_text("utf-8"))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"{folder / 'job.json'}: {getattr(error, 'strerror', None) or error}"
+        raise refuse("BP514", what, next="name the folder that `run` was given") from error
+
+
 def prepare(job: Job, folder: Path, *, resume: bool) -> None:
     """Make the folder of a job; parts that it will make are taken out of it, unless they are to be gone on with.
 

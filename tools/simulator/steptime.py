@@ -41,6 +41,11 @@ class StepTime:
         """Seconds of one rank's step."""
         return self.base + self.prefill * prefill + self.decode * decode
 
+    def described(self) -> str:
+        """In words."""
+        each = f"{1e6 * self.prefill:g} µs a prompt token, {1e6 * self.decode:g} µs a decoding request"
+        return f"a step takes {1000 * self.base:g} ms, {each}"
+
 
 @dataclass(frozen=True)
 class Measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from .figures import Figures
@@ -37,14 +38,23 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def tables(parts: Sequence[Figures]) -> list[Table]:
-    """A table for each number of ranks, the gates side by side, each beside off."""
-    return [_table([part for part in parts if part.ranks == ranks]) for ranks in sorted({p.ranks for p in parts})]
+def tables(parts: Sequence[Figures], assumed: str) -> list[Table]:
+    """A table for each number of ranks, the gates side by side, each beside off.
+
+    Args:
+        parts: What was simulated.
+        assumed: What it rests on, on one line.
+    """
+    numbers = sorted({part.ranks for part in parts})
+    return [_table([part for part in parts if part.ranks == ranks], assumed) for ranks in numbers]
 
 
-def _table(parts: Sequence[Figures]) -> Table:
+def _table(parts: Sequence[Figures], assumed: str) -> Table:
     first = parts[0]
-    table = Table(title=f"{first.ranks} ranks, {first.requests:,} requests", title_justify="left")
+    table = Table(
+        title=f"{first.ranks} ranks, {first.requests:,} requests", title_justify="left",
+        caption=escape(f"vLLM {first.vllm}; {assumed}"), caption_justify="left",
+    )  # fmt: skip
     table.add_column("")
     for part in parts:
         table.add_column(LABELS[part.gate], justify="right")

@@ -116,6 +116,8 @@ def _join(running: dict[int, str]) -> None:
 
 def _simulated(job: Any, part: Part, folder: Path, tell: Callable[..., None]) -> None:
     """Simulate a part, and leave it in the folder."""
+    import vllm
+
     from . import fronts, lane
     from .events import simulate
     from .figures import figures
@@ -130,7 +132,7 @@ def _simulated(job: Any, part: Part, folder: Path, tell: Callable[..., None]) ->
         group.ranks, part.trace, fronts.dispatcher(job.dispatcher, group.ranks), job.step, group.gate, group.cap,
         lambda done: tell("progress", name=part.name, done=done), job.closed * part.ranks,
     )  # fmt: skip
-    write_part(folder, figures(part.gate, run, _memory()), part.trace, run)
+    write_part(folder, figures(part.gate, run, _memory(), vllm.__version__), part.trace, run)
     tell("done", name=part.name)
 
 
