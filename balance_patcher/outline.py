@@ -29,9 +29,9 @@ _FUNCTION = re.compile(
     r"""
     ^(?P<header>(?P<indent>(?:[ ]{4})?)(?:async[ ]+)?def[ ]+\w+
         (?: \([^\n]*\)                                                    # all of it in one line
-          | \([^\n]*\n (?:(?P=indent)[ \t]+[^\n]*\n|\n)* (?P=indent)\)    # or its parameters stand deeper
+          | \([^\n]*\n (?:(?P=indent)[ \t][^\n]*\n|\n)* (?P=indent)\)     # or its parameters stand deeper
         )(?:[ ]*->[^\n]*)?[ ]*:[ ]*(?:\#[^\n]*)?\n)
-    (?P<body>(?:(?P=indent)[ \t]+[^\n]*(?:\n|\Z)|[ \t]*\#[^\n]*(?:\n|\Z)|[ \t]*\n)+)
+    (?P<body>(?:(?P=indent)[ \t][^\n]*(?:\n|\Z)|[ \t]*\#[^\n]*(?:\n|\Z)|[ \t]*\n)+)
     """,
     re.VERBOSE | re.MULTILINE,
 )

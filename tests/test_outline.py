@@ -207,6 +207,20 @@ class TestTheOutline:
     def test_is_none_where_a_body_does_not_end_where_it_seems_to(self, name: str) -> None:
         assert outline_of(ODD[name], piecemeal(ODD[name]).starts) is None
 
+    @pytest.mark.timeout(10)
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "def f(\n" + "    a,\n" * 4000 + ") -> tuple[\n    int,\n]:\n    return 1\n",
+            "def f(\n" + " \t " * 4000 + "\n" * 4000,
+            "def f():\n" + "    # \n \n\t\n    \n" * 4000 + "    return 1",
+            "def f(a, b=g(), c=(1, 2)) -> x: # (a) -> b: (c) ->" + " -> (d)" * 4000 + "\n",
+            "x = '''" + '\n""" \\\n' * 4000 + "'''\n\n\ndef f():\n    return 1\n",
+        ],
+    )
+    def test_is_made_in_a_moment_of_whatever_text(self, text: str) -> None:
+        outline_of(text, piecemeal(text).starts)
+
     def test_knows_a_definition_from_a_text_of_one(self) -> None:
         assert gaps(ODD["a definition in a string"]) == ["f"]
         assert gaps(ODD["a string at the margin"]) == ["h"]
