@@ -24,6 +24,8 @@ from .bound import DEFINITIONS, definitions, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
+_ENDING = (ast.stmt, ast.ExceptHandler)
+
 #: A function that begins at the margin or four columns from it: its header, to the end of the line, and its body.
 _FUNCTION = re.compile(
     r"""
@@ -110,7 +112,8 @@ class Outline:
         if any(type(ours) is not type(its) for ours, its in pairs):
             return False
         for ours, its in pairs:
-            if isinstance(ours, ast.stmt) and isinstance(its, ast.stmt):  # a class ends where its last function does
+            # What functions stand in ends where the last of them does.
+            if isinstance(ours, _ENDING) and isinstance(its, _ENDING):
                 ours.end_lineno, ours.end_col_offset = its.end_lineno, its.end_col_offset
         return True
 

@@ -122,6 +122,7 @@ ODD: dict[str, str] = {
     "nested in one that is kept": "def f() -> a[\n    0\n]:\n    def g():\n        return 1\n\n    return g\n",
     "a class in a class": "class C:\n    class D:\n        def f(self):\n            return 1\n\n    def g(self):\n        return 2\n",
     "under a condition": "if x:\n    def f():\n        return 1\nelse:\n    def f():\n        return 2\n\n\ndef g():\n    return 1\n",
+    "under an exception": "try:\n    import a\nexcept ImportError:\n    def f():\n        return 1\n\n    def g():\n        return 2\n",
     "a class under a condition": "try:\n  class C:\n    def f(self):\n        return 1\nexcept E:\n    pass\n",
     "twice": "def f():\n    return 1\n\n\ndef f():\n    return 2\n",
     "tabs": "class C:\n\tdef f(self):\n\t\treturn 1\n\n\ndef g():\n\treturn 2\n",

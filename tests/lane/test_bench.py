@@ -44,7 +44,8 @@ def test_every_part_gives_rows_that_can_be_printed_and_written(few):
     ]
     assert all(one.value is not None and one.low <= one.value <= one.high for one in rows)
     limits = [one.limit for one in rows if one.limit is not None]
-    assert limits == [1.01, 1.02, 1.15, 40.0]
+    assert limits == [64, 1.01, 1.02, 64, 1.15, 40.0]
+    assert [one.value for one in rows if one.what.endswith("counts read")] == [64, 64]
     results = Results(FACTS, rows)
     assert Results.of(results.text()).rows == rows
     out = io.StringIO()

@@ -94,6 +94,8 @@ class TestVerdicts:
             (of(1.05, 1.03, 1.07, 1.02), Verdict.MISSED),
             (of(None, 0, 0, 1.02), Verdict.UNKNOWN),
             (of(1.05, 1.03, 1.07, None), Verdict.NONE),
+            (of(1.05, 1.05, 1.05, 1.02, once=True), Verdict.UNSURE),
+            (of(1.01, 1.01, 1.01, 1.02, once=True), Verdict.UNSURE),
             (of(6.0, 5.9, 6.1, 2.0, spent=1.3), Verdict.UNSURE),
             (of(6.0, 5.9, 6.1, 2.0, spent=2.3), Verdict.MISSED),
             (of(1.9, 1.8, 1.95, 2.0, spent=2.3), Verdict.MET),
@@ -305,6 +307,7 @@ class TestStages:
         samples = [
             {"install": 45.0, "spent": 44.0, "stages": stages, "import": 20.0, "again": [], "features": ["balance"]}
         ] * 3
+        assert installing.rows("main", "balance", samples[:1])[0].verdict is Verdict.UNSURE
         first, *others = installing.rows("main", "balance", samples)
         assert (first.verdict, first.why.partition(",")[0]) == (Verdict.MISSED, "compile 30.0 ms")
         assert [one.what.strip() for one in others[:-1]] == list(stages)
@@ -359,10 +362,17 @@ class TestEngines:
             (load, mode): [{"requests": 36, "tokens": 840, "seconds": seconds[mode]}] * 4
             for load in engines.BURSTS for mode in engines.MODES
         }  # fmt: skip
-        rows = {one.what: one for one in engines.rates("main", sent)}
+        gather = engines.gathered([1_000_000, 2_000_000, 6_000_000, 1_000_000], 0.05)
+        rows = {one.what: one for one in engines.rates("main", sent, gather)}
         assert rows["gate never closes, off: tokens"].value == 420
         assert rows["gate never closes, on: requests"].value == pytest.approx(36 / 2.1)
         assert rows["gate never closes: on / unpatched"].value == pytest.approx(1.05)
+        assert rows["gate never closes: on / unpatched"].why == (
+            "of the time; a rank is in its gather for 10.0 % of the time, 2.50 ms a step (half of them under 2.00), "
+            "in which it waits for the other rank too"
+        )
+        assert rows["gate never closes: off / unpatched"].why == "of the time"
+        assert engines.gathered([], 1.0) == "no gather was timed"
         assert "not what it costs" in rows["gate closes: on / unpatched"].why
         assert all(one.limit is None for one in rows.values())
 

@@ -13,6 +13,8 @@ from typing import Any
 from .ratios import middle, ratio
 from .results import Row, row
 
+RANKS = 2
+
 MODES = ("unpatched", "off", "on")
 BURSTS = {"open": (36, False), "closes": (24, True)}
 TITLES = {"open": "gate never closes", "closes": "gate closes"}
@@ -33,6 +35,7 @@ def measure(lane: str, tell: Callable[[str], None], scale: float = 1.0) -> list[
 
     rounds = max(2, round(ROUNDS * scale))
     sent: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    seconds = 0.0
     with engines() as start:
         tell("engine: starting three engines, two engine cores each")
         running = {mode: start(mode, "", "cpu") for mode in MODES}
@@ -43,6 +46,7 @@ def measure(lane: str, tell: Callable[[str], None], scale: float = 1.0) -> list[
             for mode in (*MODES[at % 3 :], *MODES[: at % 3]):
                 for load, (requests, full) in BURSTS.items():
                     done = running[mode].burst(requests, full=full)
+                    seconds += done["seconds"] if mode == "on" else 0.0
                     if at >= 0:
                         sent.setdefault((load, mode), []).append(done)
         tell("engine: counting reads")
@@ -50,15 +54,33 @@ def measure(lane: str, tell: Callable[[str], None], scale: float = 1.0) -> list[
             engine.burst(BURSTS["closes"][0], full=True, phase=COUNT)
             engine.burst(2, full=True)  # what was counted is written when the next steps come
         found = {mode: seen(engine.written()) for mode, engine in running.items()}
-    return [*rates(lane, sent), *reads(lane, found)]
+    return [*rates(lane, sent, gathered(found["on"].gathers, seconds)), *reads(lane, found)]
 
 
-def rates(lane: str, sent: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> list[Row]:
+def gathered(gathers: Sequence[int], seconds: float) -> str:
+    """What a rank spends in its gathers, in words.
+
+    Args:
+        gathers: Nanoseconds of all gathers of all ranks.
+        seconds: How long all bursts took.
+    """
+    if not gathers:
+        return "no gather was timed"
+    whole = sum(gathers) / 1e9
+    share, mean, usual = whole / RANKS / seconds, whole / len(gathers), sorted(gathers)[len(gathers) // 2] / 1e9
+    return (
+        f"a rank is in its gather for {100 * share:.1f} % of the time, {1000 * mean:.2f} ms a step (half of them under "
+        f"{1000 * usual:.2f}), in which it waits for the other rank too"
+    )
+
+
+def rates(lane: str, sent: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], gather: str = "") -> list[Row]:
     """What the bursts took, in rows.
 
     Args:
         lane: Its name.
         sent: By load and mode, an entry a round.
+        gather: What is said of the gathers.
     """
     rows = []
     for load, title in TITLES.items():
@@ -73,6 +95,8 @@ def rates(lane: str, sent: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
         for mode in MODES[1:]:
             took = ratio([one["seconds"] for one in sent[load, mode]], base)
             why = "of the time" if load == "open" else "of the time: what the gate does, not what it costs"
+            if (load, mode) == ("open", "on") and gather:
+                why = f"{why}; {gather}"
             rows.append(row("engine", lane, f"{title}: {mode} / unpatched", "x", took, why=why))
     return rows
 

@@ -39,6 +39,7 @@ class Row:
         limit: The target: no more than this.
         spent: Of a time by the clock, how much of it the processor worked for us. Where that alone is within the
             target, other work on the machine may be why the target looks missed.
+        once: Whether it was measured a single time, so that its interval says nothing.
         why: One sentence made of what was measured; of a target that is missed, where the time goes.
         detail: What the sentence was made of.
     """
@@ -52,16 +53,19 @@ class Row:
     high: float = 0.0
     limit: float | None = None
     spent: float | None = None
+    once: bool = False
     why: str = ""
     detail: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
-        """An interval that lies on both sides of the target is no pass."""
+        """An interval that lies on both sides of the target is no pass; nor is what was measured once."""
         if self.limit is None:
             return Verdict.NONE
         if self.value is None:
             return Verdict.UNKNOWN
+        if self.once:
+            return Verdict.UNSURE
         if self.high <= self.limit:
             return Verdict.MET
         held_up = self.spent is not None and self.spent <= self.limit

@@ -2,7 +2,8 @@
 
 A step admits so many requests and runs none besides: no step gives upstream less to do beside the gate. The counts
 are below the cap, so that every variant does the same work. As in an engine, the counts are written first, then the
-requests come in, then the step is scheduled.
+requests come in, then the step is scheduled. The caches are emptied in between, as a model's forward pass does it;
+else the gate would look dearer where the step before was longer, and had more in them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ OFF, ON = 1.01, 1.02
 ROUNDS, LIVES, OF_TARGET = 50, 2, 8
 
 UPSTREAM, AGAIN, DISABLED, ENABLED, NAIVE = "upstream", "upstream again", "off", "on", "naive"
+#: How often a step reads a count: what a cost that does not depend on the admissions is made of.
+READS = "reads"
+#: Bytes that are written between two steps, and how far apart: more than a core's own caches hold, and each line of it.
+CACHES, LINE = 4 << 20, 64
 
 Tell = Callable[[str], None]
 
@@ -52,6 +57,8 @@ def measure(lane: str, tell: Tell, scale: float = 1.0) -> list[Row]:
             kinds = (UPSTREAM, AGAIN, DISABLED, ENABLED, NAIVE)
             samples = in_turns({kind: _variant(kind, number, admissions) for kind in kinds}, rounds, lives)
             rows += _rows(lane, step, samples)
+            reads = max(in_turns({READS: _variant(READS, number, admissions)}, 3)[READS])
+            rows.append(Row("schedule", lane, f"{_name(step)}: counts read", "n", reads, reads, reads, limit=number))
             levels.append(samples[ENABLED])
             bases.append(samples[DISABLED])
             naive.append(samples[NAIVE])
@@ -63,8 +70,7 @@ def measure(lane: str, tell: Tell, scale: float = 1.0) -> list[Row]:
 
 
 def _rows(lane: str, step: tuple[int, int], samples: dict[str, Sequence[float]] | dict[str, list[float]]) -> list[Row]:
-    ranks, admissions = step
-    name = f"{ranks} ranks, {admissions} admission{'s' * (admissions > 1)}"
+    name = _name(step)
     base = samples[UPSTREAM]
     target = step == TARGET
     gate = _micro(difference(samples[ENABLED], samples[DISABLED]))
@@ -90,6 +96,11 @@ def _rows(lane: str, step: tuple[int, int], samples: dict[str, Sequence[float]] 
     return rows
 
 
+def _name(step: tuple[int, int]) -> str:
+    ranks, admissions = step
+    return f"{ranks} ranks, {admissions} admission{'s' * (admissions > 1)}"
+
+
 def _micro(interval: Any) -> Any:
     return replace(interval, value=interval.value / 1e3, low=interval.low / 1e3, high=interval.high / 1e3)
 
@@ -106,7 +117,7 @@ def _classes() -> dict[str, type]:
 
     upstream, ours = harness.upstream_scheduler(), harness.balance_scheduler()
     naive = build(naive_feature()).classes[harness.TARGET]
-    return {UPSTREAM: upstream, AGAIN: upstream, DISABLED: ours, ENABLED: ours, NAIVE: naive}
+    return {UPSTREAM: upstream, AGAIN: upstream, DISABLED: ours, ENABLED: ours, NAIVE: naive, READS: ours}
 
 
 def naive_feature() -> Any:
@@ -136,10 +147,13 @@ def _variant(kind: str, ranks: int, admissions: int) -> Make:
         from vllm.v1.request import RequestStatus
 
         shape = harness.Shape(seqs=256, tokens=8192, blocks=6000, ranks=ranks, prefix_caching=False, log_stats=False)
-        enabled = kind in (ENABLED, NAIVE)
+        enabled = kind in (ENABLED, NAIVE, READS)
         config = harness.enabled_config(shape) if enabled else harness.vllm_config(shape)
         scheduler = harness.new_scheduler(_classes()[kind], shape, config)
         numbers = itertools.count()
+        read = _counting(type(scheduler.balance_queue[0])) if kind == READS else None
+        caches = bytearray(CACHES)
+        lines = bytes(CACHES // LINE)
 
         def sample() -> int:
             scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
@@ -147,13 +161,29 @@ def _variant(kind: str, ranks: int, admissions: int) -> Make:
                 harness.set_counts(scheduler, [1] * ranks)
             for _ in range(admissions):
                 scheduler.add_request(harness.new_request(str(next(numbers)), 8, 4))
+            caches[::LINE] = lines
+            before = read() if read is not None else 0
             begin = time.thread_time_ns()
             scheduler.schedule()
             taken = time.thread_time_ns() - begin
             if len(scheduler.running) != admissions:
                 raise RuntimeError(f"{kind}: {len(scheduler.running)} of {admissions} requests were admitted")
-            return taken
+            return taken if read is None else read() - before
 
         return sample
 
     return make
+
+
+def _counting(counts: Any) -> Callable[[], int]:
+    """Gives how often a count of this class has been read, from now on."""
+    read = counts.item
+    number = 0
+
+    def item(self: Any) -> Any:
+        nonlocal number
+        number += 1
+        return read(self)
+
+    counts.item = item
+    return lambda: number
