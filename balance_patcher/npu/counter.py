@@ -81,14 +81,13 @@ def mode(counts: Counts) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     aten = torch.ops.aten
-    # A result whose size depends on the values makes the host read that.
-    reads = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten._unique2.default}  # noqa: SLF001
+    reads = _reads(aten)
 
     class Mode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if counts.open:
-                if function in reads:
+                if function in reads and reads[function](args, kwargs):
                     counts.add(READ, args[0])
                 elif function is aten._to_copy.default and not kwargs.get("non_blocking"):  # noqa: SLF001 - its name
                     counts.add(COPY, args[0], kwargs.get("device"))
@@ -97,6 +96,39 @@ def mode(counts: Counts) -> Any:
             return function(*args, **kwargs)
 
     return Mode()
+
+
+def _reads(aten: Any) -> dict[Any, Callable[[Any, Any], bool]]:
+    """What reads device memory from the host, and with which arguments it does.
+
+    A value that Python gets is one; a result whose size depends on the values is another.
+    """
+    import torch
+
+    def always(_args: Any, _kwargs: Any) -> bool:
+        return True
+
+    def by_mask(args: Any, kwargs: Any) -> bool:
+        indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+    def without_size(_args: Any, kwargs: Any) -> bool:
+        return kwargs.get("output_size") is None
+
+    named = {
+        "_local_scalar_dense.default": always, "nonzero.default": always, "masked_select.default": always,
+        "_unique2.default": always, "unique_consecutive.default": always, "unique_dim.default": always,
+        "equal.default": always, "is_nonzero.default": always, "bincount.default": always,
+        "repeat_interleave.Tensor": without_size, "index.Tensor": by_mask, "index_put.default": by_mask,
+        "index_put_.default": by_mask, "_index_put_impl_.default": by_mask,
+    }  # fmt: skip
+    found: dict[Any, Callable[[Any, Any], bool]] = {}
+    for name, when in named.items():
+        packet, _, overload = name.partition(".")
+        function = getattr(getattr(aten, packet, None), overload, None)
+        if function is not None:
+            found[function] = when
+    return found
 
 
 def wrap_waits(counts: Counts) -> list[str]:

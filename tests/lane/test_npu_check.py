@@ -126,6 +126,14 @@ class TestCounter:
         [
             (lambda one: one.item(), {READ: 1}), (bool, {READ: 1}), (int, {READ: 1}),
             (lambda one: one.nonzero(), {READ: 1}), (lambda one: one + 1, {}), (lambda one: one.clone(), {}),
+            (lambda one: torch.equal(one, one + 1), {READ: 1}), (torch.unique, {READ: 1}),
+            (torch.unique_consecutive, {READ: 1}), (lambda one: torch.bincount(one.int()), {READ: 1}),
+            (lambda one: one.masked_select(one > 0), {READ: 1}), (lambda one: one[one > 0], {READ: 1}),
+            (lambda one: one.__setitem__(one > 0, torch.ones(1)), {READ: 1}),
+            (lambda one: one[torch.tensor([0])], {}), (lambda one: one.__setitem__(torch.tensor([0]), 1), {}),
+            (lambda one: one.repeat_interleave(one.long()), {READ: 1}),
+            (lambda one: one.repeat_interleave(one.long(), output_size=1), {}),
+            (lambda one: one.repeat_interleave(2), {}),
         ],
     )  # fmt: skip
     def test_reads_are_counted_and_work_is_not(self, work, kinds):
