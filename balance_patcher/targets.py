@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,9 +93,13 @@ class Target:
 
     @cached_property
     def own_text(self) -> str:
-        """Its lines, decorators included."""
-        first = min([self.node.lineno, *(decorator.lineno for decorator in self.node.decorator_list)])
-        return "".join(self.text.lines[first - 1 : self.node.end_lineno])
+        """Its lines, decorators included; of a suite that was made a function to be looked at, the suite's."""
+        parts: list[ast.stmt | ast.expr] = [self.node, *self.node.decorator_list]
+        for statement in self.node.body:
+            parts += [statement, *getattr(statement, "decorator_list", ())]
+        first = min(getattr(part, "lineno", sys.maxsize) for part in parts)
+        last = max(getattr(part, "end_lineno", None) or 0 for part in parts)
+        return "".join(self.text.lines[first - 1 : last])
 
     @cached_property
     def plain(self) -> bool:

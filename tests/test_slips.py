@@ -162,7 +162,7 @@ def bound(lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Feature
     name = f"slips_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text((tmp_path / "vllm/toy.py").read_text().replace("self.room()", "9"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("balance_patcher.build.InstalledSource", lambda: DirSource("installed", tmp_path))
+    monkeypatch.setattr("balance_patcher.source.InstalledSource", lambda: DirSource("installed", tmp_path))
     feature = toy("$LEFT = 9", changed=("vllm.toy", name))
     installation.install(feature)
     assert sys.modules[name].Pump().run() == 7
