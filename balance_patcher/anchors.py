@@ -135,7 +135,7 @@ def _of_its_kind(target: Target, pattern: Pattern) -> Iterator[tuple[ast.AST, li
         yield from _candidates(target, pattern)
         return
     size = len(pattern.nodes) if pattern.kind == "statements" else 1
-    for node, suite, at in target.of_kind(type(first)):
+    for node, suite, at in target.of_kind(type(first), pattern.words):
         # What differs is told of near misses only; here it is enough that something does.
         if at + size <= len(suite) and all(
             type(part := getattr(node, name)) is kind and (not attribute or getattr(part, "attr", "") == attribute)

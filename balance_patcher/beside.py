@@ -13,7 +13,7 @@ from .delta import APART, Prologue
 from .feature import AskedOnce, CalledOnce, Feature, Invariant, Ordered, Sets
 from .names import owners_of
 from .plan import EARLY_RETURN, Placement, Plan, Step
-from .rewrite import Rewrite, spliced
+from .rewrite import Rewrite, function_in, spliced
 from .source import Overlaid
 from .targets import find_target
 from .template import Template
@@ -59,17 +59,17 @@ class Beside:
             owner: Whose edits are left out.
             spoken: The functions that are read by themselves.
         """
+        edited = replace(self._plan, placements=self._edits(owner))
         if owner.name not in self._edited:
-            self._edited[owner.name] = spliced(replace(self._plan, placements=self._edits(owner)))
+            self._edited[owner.name] = spliced(edited)
         results = self._edited[owner.name]
         lane = Overlaid(self._plan.lane, {name: r.new for name, r in results.items()}, self._plan.lane.homes)
         for name in spoken:
             result = results.get(name.partition(":")[0])
-            edited = result.targets.get(name) if result is not None else None
-            touched = any(p.delta.target == name for p in self._edits(owner))
-            found = edited if touched else find_target(self._plan.lane, name)
-            if found is not None:
-                lane.found[name] = found
+            touched = result is not None and name in edited.steps
+            found = function_in(edited, name, result) if result is not None and touched else None
+            if found is not None or not touched:
+                lane.found[name] = found or find_target(self._plan.lane, name)
         return replace(self._plan, lane=lane)
 
 

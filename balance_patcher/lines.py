@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
 from .holes import string_end
 from .source import ModuleText
 
+#: Where a comment or a string begins.
+_OPENING = re.compile(r"[#'\"]")
+
 
 def comments_of(text: str) -> list[str]:
     """The comments of a few lines of source, strings left alone."""
-    found, at = [], 0
-    while at < len(text):
-        end = _skip(text, at)
-        if text[at] == "#":
-            found.append(text[at:end].rstrip())
-        at = max(end, at + 1)
+    found: list[str] = []
+    at = 0
+    while "#" in text[at:] and (begin := _OPENING.search(text, at)):
+        end = _skip(text, begin.start())
+        if begin.group() == "#":
+            found.append(text[begin.start() : end].rstrip())
+        at = max(end, begin.end())
     return found
 
 

@@ -88,14 +88,16 @@ def rewrite(plan: Plan) -> dict[str, Rewrite]:
 
 
 def spliced(plan: Plan) -> dict[str, Rewrite]:
-    """The same without their proofs, and with those functions only that are read by themselves: not to be run."""
-    results = {module: _spliced(plan, module, made) for module, made in _splices(plan).items() if made}
-    for name, steps in plan.steps.items():
-        result = results.get(name.partition(":")[0])
-        if result is not None:
-            found = _alone(plan.target(name), {step.delta.name for step in steps}, result)
-            result.targets.update({name: found} if found is not None else {})
-    return results
+    """The same without their proofs, and without their functions: not to be run."""
+    return {module: _spliced(plan, module, made) for module, made in _splices(plan).items() if made}
+
+
+def function_in(plan: Plan, name: str, result: Rewrite) -> Target | None:
+    """A function that a plan edits, as it is in such a text; ``None`` where its lines alone do not say what it is."""
+    if name not in result.targets:
+        found = _alone(plan.target(name), {step.delta.name for step in plan.steps[name]}, result)
+        result.targets.update({name: found} if found is not None else {})
+    return result.targets.get(name)
 
 
 def _splices(plan: Plan) -> dict[str, list[Splice]]:

@@ -7,14 +7,15 @@ nearest candidate.
 from __future__ import annotations
 
 import ast
+import bisect
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .bound import children, definitions, suites_of, walk
+from .bound import children, definitions, suites_of, walk, words_at
 from .errors import Failure
 from .render import head
 from .source import Lane, ModuleText
@@ -84,22 +85,45 @@ class Target:
             found.setdefault(type(node), []).append((node, holder, 0))
         return found
 
-    def of_kind(self, kind: type[ast.AST]) -> Sequence[tuple[ast.AST, list[ast.stmt], int]]:
+    def of_kind(
+        self, kind: type[ast.AST], words: Collection[str] = ()
+    ) -> Sequence[tuple[ast.AST, list[ast.stmt], int]]:
         """Its statements of a kind, each with its suite and index; or expressions, with the statement that holds each.
 
-        Most of what is looked for is a statement, and there are ten times as many expressions.
+        Args:
+            kind: Of the nodes.
+            words: Names that stand in what is looked for. There are ten times as many expressions as statements, so
+                only those are looked at that stand where one of these does.
         """
-        return (self._expressions if issubclass(kind, ast.expr) else self._statements).get(kind, ())
+        if not issubclass(kind, ast.expr):
+            return self._statements.get(kind, ())
+        if words and self.plain:
+            holders = self._with(max(words, key=len))
+            return [(node, [at], 0) for at in holders for node in _own(at) if type(node) is kind]
+        return self._expressions.get(kind, ())
+
+    def _with(self, word: str) -> Iterator[ast.stmt]:
+        """Its statements on whose lines a word stands; of a compound one, its header's lines are not told apart."""
+        first, text = self._own_lines
+        lines = [first + text.count("\n", 0, at) for at in words_at(text, word)]
+        for _, _, suite, at in self.places.values():
+            nearest = bisect.bisect_left(lines, suite[at].lineno)
+            if nearest < len(lines) and lines[nearest] <= (suite[at].end_lineno or 0):
+                yield suite[at]
 
     @cached_property
-    def own_text(self) -> str:
-        """Its lines, decorators included; of a suite that was made a function to be looked at, the suite's."""
+    def _own_lines(self) -> tuple[int, str]:
         parts: list[ast.stmt | ast.expr] = [self.node, *self.node.decorator_list]
         for statement in self.node.body:
             parts += [statement, *getattr(statement, "decorator_list", ())]
         first = min(getattr(part, "lineno", sys.maxsize) for part in parts)
         last = max(getattr(part, "end_lineno", None) or 0 for part in parts)
-        return "".join(self.text.lines[first - 1 : last])
+        return first, "".join(self.text.lines[first - 1 : last])
+
+    @property
+    def own_text(self) -> str:
+        """Its lines, decorators included; of a suite that was made a function to be looked at, the suite's."""
+        return self._own_lines[1]
 
     @cached_property
     def plain(self) -> bool:
@@ -283,6 +307,17 @@ def _expressions(node: ast.AST, holder: list[ast.stmt], found: list[tuple[ast.ex
             found.append((child, inner))
         if not isinstance(child, (ast.Name, ast.Constant)):
             _expressions(child, inner, found)
+
+
+def _own(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions of a statement that stand in no other one; nested functions are left out."""
+    for child in children(node):
+        if isinstance(child, (ast.stmt, *SCOPES)):
+            continue
+        if isinstance(child, ast.expr):
+            yield child
+        if not isinstance(child, (ast.Name, ast.Constant)):
+            yield from _own(child)
 
 
 def _position(place: tuple[ast.AST, str, list[ast.stmt], int]) -> tuple[int, int]:
