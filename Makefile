@@ -93,7 +93,7 @@ soak: lanes  ## 1,000 random waves over both lanes and both scheduling modes, in
 
 # PART=install, schedule, gather, verify, drift or engine; CHECK=1 fails, unless every target is met for sure.
 .PHONY: bench
-bench: lanes  ## what the patch costs beside upstream's own work, on each lane; a table, and JSON in .bench/; ten minutes
+bench: lanes  ## what the patch costs beside upstream's own work, on each lane; a table, and JSON in .bench/; a quarter of an hour
 	@$(BIN)/python -m tools.bench $(addprefix --part ,$(PART)) $(if $(CHECK),--check)
 
 .PHONY: lanes

@@ -10,7 +10,8 @@ import sys
 from settings import CLOSED
 from waves import closed
 
-from tools.simulator import cache, fronts, lane, worker
+from tools.quiet import ENVIRONMENT
+from tools.simulator import cache, fronts, lane
 from tools.simulator.events import simulate
 from tools.simulator.steptime import StepTime
 from tools.simulator.traces import Arrival
@@ -28,7 +29,7 @@ def steps(requests, gate, asynchronous, cap):
 
 
 if __name__ == "__main__":
-    os.environ.update(worker.ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     waves = [requests for requests, _ in closed(CLOSED["closed"], None)]
     print(json.dumps([[steps(wave, *asked) for wave in waves] for asked in json.loads(sys.argv[1])]), flush=True)
     os._exit(0)

@@ -14,10 +14,10 @@ from pathlib import Path
 from balance_patcher.errors import refuse
 from balance_patcher.groups import end
 from balance_patcher.lanes import declared_lanes
+from tools.quiet import ENVIRONMENT
 
 from .machine import ROOT
 from .results import Results, Row
-from .worker import ENVIRONMENT
 
 #: Lines of a failed part's log that are shown.
 TAIL = 6

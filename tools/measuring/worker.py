@@ -12,18 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.quiet import ENVIRONMENT
 
-#: As small and quiet as a lane can be; read by vLLM and torch when they are imported.
-ENVIRONMENT = {
-    "BALANCE_PATCHER": "off",  # it is installed by a call here, and there is no engine that could ask
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Each part's module, whose ``measure`` gives its rows.
 MODULES = {"install": "installing", "schedule": "scheduling", "gather": "gathering", "engine": "engines"}

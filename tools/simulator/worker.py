@@ -21,16 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-#: As small and quiet as a lane can be; read by vLLM and torch when they are imported.
-ENVIRONMENT = {
-    "BALANCE_PATCHER": "off",  # it is installed by a call here, and there is no engine that could ask
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+from tools.quiet import ENVIRONMENT
 
 
 def main(folder: Path, out: TextIO) -> None:
