@@ -149,7 +149,18 @@ class _Scope:
 
     def binds(self, name: str) -> bool:
         """Whether a name is the function's own: a parameter, a local one, or one of the scope around it."""
-        return name in self.parameters or (self._may_hold(name, bound=True) and name in self.local)
+        if name in self.parameters or name in self._assigned:
+            return True
+        return self._may_hold(name, bound=True) and name in self.local
+
+    @cached_property
+    def _assigned(self) -> frozenset[str]:
+        """Names that statements of its own assign to; none where one may be declared to be another scope's."""
+        if "global" in self.target.own_text or "nonlocal" in self.target.own_text:
+            return frozenset()
+        statements = (suite[at] for _, _, suite, at in self.target.places.values())
+        targets = (target for one in statements if isinstance(one, ast.Assign) for target in one.targets)
+        return frozenset(in_class(one.id, self.target.owner) for one in targets if isinstance(one, ast.Name))
 
     @cached_property
     def _everywhere(self) -> frozenset[str]:

@@ -151,6 +151,32 @@ class TestWhatAFunctionBinds:
         alone.binds(name)
         assert ("_symbols" in vars(alone)) is asked
 
+    def test_what_a_statement_assigns_to_needs_no_symbols(self) -> None:
+        text = """
+            class C:
+                def f(self):
+                    if x:
+                        a = __b = 1
+                    def g():
+                        c = 1
+        """
+        scope = self.scope(dedent(text), "C.f")
+        assert scope.binds("a")
+        assert scope.binds("_C__b")
+        assert "_symbols" not in vars(scope)
+        assert not scope.binds("c")
+        assert scope.local == {"self", "a", "_C__b", "g"}
+
+    @pytest.mark.parametrize(
+        ("inner", "outer", "binds"),
+        [("global a", "global b", (True, False)), ("nonlocal a", "b = 0", (True, True)), ("a", "b", (True, True))],
+    )
+    def test_unless_one_is_declared_to_be_anothers(self, inner: str, outer: str, binds: tuple[bool, bool]) -> None:
+        text = f"def f():\n    a = 1\n    def g():\n        {inner}\n        a = 2\n    {outer}\n    b = 1\n"
+        scope = self.scope(text, "f")
+        assert tuple(scope.binds(name) for name in "ab") == tuple(name in scope.local for name in "ab") == binds
+        assert bool(scope._assigned) is (inner == "a")
+
     def test_a_private_parameter_is_called_by_its_class(self) -> None:
         scope = self.scope("class _C:\n    def f(self, __x, __y__):\n        __z = 1\n", "_C.f")
         assert scope.parameters == {"self", "_C__x", "__y__"} <= scope.local
