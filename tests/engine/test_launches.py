@@ -205,8 +205,10 @@ class TestNobodyAsks:
         assert isinstance(told, PatchError)
         assert "balance was never asked for in this server" in str(told)
 
-    def test_its_log_does_not_speak_of_it(self, unasked):
-        assert unasked.lines("balance:") == []
+    def test_each_engine_core_says_so_in_one_line(self, unasked):
+        lines = unasked.lines("balance:")
+        assert len(lines) == launches.RANKS
+        assert all("balance: OFF because the configuration does not ask for it" in line for line in lines)
 
     def test_nothing_is_left_running(self, unasked):
         assert not unasked.left
