@@ -127,8 +127,12 @@ class Target:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether each name in it is written as it is called: letters of others may be another name's."""
-        return self.own_text.isascii() or not any(map(str.isalnum, _OTHERS.findall(self.own_text)))
+        """Whether its text can be searched: only a line feed ends a line, and each name is written as it is called.
+
+        Letters of others may be another name's.
+        """
+        text = self.own_text
+        return "\r" not in text and (text.isascii() or not any(map(str.isalnum, _OTHERS.findall(text))))
 
     def may_hold(self, words: Iterable[str]) -> bool:
         """Whether its text leaves room for some names; to look at each of its nodes takes far longer."""

@@ -189,6 +189,10 @@ class TestWhatAFunctionBinds:
         assert scope.binds("fit")
         assert scope.uses("fit")
 
+    def test_a_comment_may_end_where_no_line_feed_is(self) -> None:
+        scope = self.scope("def f():\r    # here\r    len = 1\r    return len\n", "f")
+        assert scope.binds("len")
+
     def test_a_sign_is_no_letter(self) -> None:
         scope = self.scope("def f():\n    a = '\N{EM DASH}'\n", "f")
         assert not scope.uses("b")
