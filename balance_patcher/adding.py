@@ -15,11 +15,12 @@ from typing import Any
 from .addition import Addition
 from .beneath import attribute
 from .bound import definitions
+from .chain import ClassChain
 from .errors import Failure, refuse
-from .names import ClassChain, known_in
 from .origins import MISSING
 from .plan import Plan
 from .proof import compile_text, place_of
+from .scope import known_in
 from .source import ModuleText
 from .targets import rebindings, short
 

@@ -8,31 +8,24 @@ stand nowhere in the function's scopes or the module; all other names must exist
 from __future__ import annotations
 
 import ast
-import bisect
 import builtins
 import difflib
-import itertools
 import re
-import symtable
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
-from .alone import symbols_of
-from .bound import attributes_set, definitions, stored, walk, words_at
-from .delta import APART, RESULT, CallThrough, Delta, is_private
+from .bound import stored
+from .chain import ClassChain, line_at
+from .delta import APART, RESULT, CallThrough, Delta
 from .errors import Failure
 from .feature import RuntimeClass
 from .plan import Placement, Plan, Step
-from .source import Lane, ModuleText
-from .targets import Function, FunctionNode, Target, find_target, short
+from .scope import Scope, in_class
+from .targets import Target, find_target, short
 from .template import Template
 
 _PROBE = "__bp_probe"
-#: What follows the name of what gets a value.
-_GIVEN = re.compile(r"\s*(:[^=]*)?([-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
 _WORD = re.compile(r"(?<![\w.$])[A-Za-z_]\w*")
-_DEFINITIONS = (*Function, ast.ClassDef)
 _BUILTINS = frozenset(dir(builtins))
 #: Nothing can be bound to these, though they are there.
 _CONSTANTS = {"True", "False", "None", "__debug__"}
@@ -42,11 +35,11 @@ def check_names(plan: Plan) -> list[Failure]:
     """Every name or attribute that is taken (BP301) or missing (BP302, BP303), or ``super`` misused (BP304)."""
     failures: list[Failure] = [*_brought_twice(plan)]
     carried: set[str] = set()
-    scopes: dict[str, _Scope] = {}
+    scopes: dict[str, Scope] = {}
     for placement in plan.placements:
         if placement.target is None or placement.status != "applied":
             continue
-        scope = scopes.setdefault(placement.target.name, _Scope(placement.target))
+        scope = scopes.setdefault(placement.target.name, Scope(placement.target))
         home = _home(plan, placement.target)
         chain = ClassChain(plan.lane, home.text, home.owner)
         brought = (_provided(plan, placement.target) | set(placement.exports)) - carried
@@ -107,116 +100,7 @@ def _loaded(tree: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[str]
         yield from _loaded(node, local)
 
 
-def in_class(name: str, owner: ast.ClassDef | None) -> str:
-    """What a name means in the methods of a class: a private one begins with the class's."""
-    own = owner.name.lstrip("_") if owner is not None else ""
-    return f"_{own}{name}" if own and is_private(name) else name
-
-
-def known_in(text: ModuleText) -> set[str]:
-    """The names that a module itself has."""
-    return {*text.bound, "__name__", "__file__", "__doc__"}
-
-
-@dataclass
-class _Scope:
-    """What names a target's function and module have."""
-
-    target: Target
-
-    @cached_property
-    def module(self) -> frozenset[str]:
-        return frozenset(known_in(self.target.text))
-
-    @cached_property
-    def _symbols(self) -> symtable.SymbolTable:
-        return symbols_of(self.target.text, self.target.qualname, self.target.node)
-
-    @cached_property
-    def local(self) -> frozenset[str]:
-        symbols = self._symbols.get_symbols()
-        return frozenset(s.get_name() for s in symbols if s.is_local() or s.is_parameter() or s.is_free())
-
-    @cached_property
-    def parameters(self) -> frozenset[str]:
-        arguments = self.target.node.args
-        each = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        return frozenset(in_class(a.arg, self.target.owner) for a in each if a is not None)
-
-    def uses(self, name: str) -> bool:
-        """Whether a name stands anywhere in the function, in nested scopes too."""
-        return self._may_hold(name) and name in self._everywhere
-
-    def binds(self, name: str) -> bool:
-        """Whether a name is the function's own: a parameter, a local one, or one of the scope around it."""
-        if name in self.parameters or name in self._assigned:
-            return True
-        return self._may_hold(name, bound=True) and name in self.local
-
-    @cached_property
-    def _assigned(self) -> frozenset[str]:
-        """Names that statements of its own assign to; none where one may be declared to be another scope's."""
-        if "global" in self.target.own_text or "nonlocal" in self.target.own_text:
-            return frozenset()
-        statements = (suite[at] for _, _, suite, at in self.target.places.values())
-        targets = (target for one in statements if isinstance(one, ast.Assign) for target in one.targets)
-        return frozenset(in_class(one.id, self.target.owner) for one in targets if isinstance(one, ast.Name))
-
-    @cached_property
-    def _everywhere(self) -> frozenset[str]:
-        return frozenset(_all_symbols(self._symbols))
-
-    def _may_hold(self, name: str, *, bound: bool = False) -> bool:
-        """Whether the function's text leaves room for a name. To ask for all its symbols takes a hundred times longer.
-
-        A private name is written in another way than it is called, and so may be one with letters of others.
-
-        Args:
-            name: As it is called.
-            bound: Whether it must get a meaning there: an attribute does not, nor what is only called.
-        """
-        private = "__" in name and not name.endswith("__")
-        if private or not self.target.plain:
-            return True
-        return any(
-            not bound or _may_bind(self.target.own_text, at, at + len(name))
-            for at in words_at(self.target.own_text, name)
-        )
-
-    def line_of(self, name: str) -> int:
-        for tree in (self.target.node, self.target.text.tree):
-            for node in ast.walk(tree):
-                if name in _named(node):
-                    return node.lineno  # type: ignore[attr-defined, no-any-return]
-        return self.target.node.lineno
-
-
-def _may_bind(text: str, at: int, end: int) -> bool:
-    """Whether the word there can be one that gets a meaning."""
-    code, sign, _ = text[text.rfind("\n", 0, at) + 1 : at].partition("#")
-    if sign and not ('"' in code or "'" in code):
-        return False  # in a comment
-    before, after = text[max(0, at - 40) : at], text[end : end + 40]
-    defined = before.split()[-1:] in (["def"], ["class"])
-    return defined or not (before.endswith(".") or after.lstrip().startswith("("))
-
-
-def _named(node: ast.AST) -> set[object]:
-    """The identifiers that a node itself holds, attributes left out."""
-    if isinstance(node, ast.alias):
-        return {node.asname or node.name.partition(".")[0]}
-    if isinstance(node, (ast.Global, ast.Nonlocal)):
-        return set(node.names)
-    return {getattr(node, field, None) for field in ("id", "arg", "name", "rest")} - {None}
-
-
-def _all_symbols(table: symtable.SymbolTable) -> Iterator[str]:
-    yield from (symbol.get_name() for symbol in table.get_symbols())
-    for child in table.get_children():
-        yield from _all_symbols(child)
-
-
-def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: ClassChain) -> Iterator[Failure]:
+def _check(plan: Plan, placement: Placement, step: Step, scope: Scope, chain: ClassChain) -> Iterator[Failure]:
     target = scope.target
     fresh = new_names(step)
     for name in sorted(fresh):
@@ -232,7 +116,7 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
                 placement,
                 line,
                 f"rename it in {step.delta.declared}{meant}",
-                ("nearest", _line(target.text, line)),
+                ("nearest", line_at(target.text, line)),
             )
     yield from _bound_twice(plan, placement, step, fresh, target)
     tree = ast.parse(step.text)
@@ -255,11 +139,11 @@ def _check(plan: Plan, placement: Placement, step: Step, scope: _Scope, chain: C
                 placement,
                 (line := scope.line_of(min(used))),
                 "call the base class by name in the delta",
-                ("nearest", _line(target.text, line)),
+                ("nearest", line_at(target.text, line)),
             )
 
 
-def _shadowed(template: Template, scope: _Scope, placement: Placement) -> Iterator[Failure]:
+def _shadowed(template: Template, scope: Scope, placement: Placement) -> Iterator[Failure]:
     """Builtins that the delta's own text uses and that upstream gives another meaning."""
     used = {name for name in _WORD.findall(template.text) if not name.startswith("__")}
     for name in sorted(name for name in (used & _BUILTINS) - _CONSTANTS if name in scope.module or scope.binds(name)):
@@ -268,11 +152,11 @@ def _shadowed(template: Template, scope: _Scope, placement: Placement) -> Iterat
         )
 
 
-def _taken(what: str, scope: _Scope, placement: Placement, name: str) -> Failure:
+def _taken(what: str, scope: Scope, placement: Placement, name: str) -> Failure:
     line = scope.line_of(name)
     next_step = f"change {placement.delta.declared}"
     return _failure(
-        "BP301", what, scope.target, placement, line, next_step, ("nearest", _line(scope.target.text, line))
+        "BP301", what, scope.target, placement, line, next_step, ("nearest", line_at(scope.target.text, line))
     )
 
 
@@ -308,7 +192,7 @@ def owners_of(delta: Delta) -> set[str]:
 
 
 def _check_export(
-    plan: Plan, placement: Placement, name: str, text: str, scope: _Scope, chain: ClassChain
+    plan: Plan, placement: Placement, name: str, text: str, scope: Scope, chain: ClassChain
 ) -> Iterator[Failure]:
     tree = ast.parse(text, mode="eval")
     known = {"self"} | scope.module | _BUILTINS
@@ -320,7 +204,7 @@ def _check_export(
 
 
 def _unknown(
-    tree: ast.AST, known: set[str], scope: _Scope, placement: Placement, text: str, *, local: bool
+    tree: ast.AST, known: set[str], scope: Scope, placement: Placement, text: str, *, local: bool
 ) -> Iterator[Failure]:
     """Names that are not known; ``local``: those of the function's own are."""
     target = scope.target
@@ -343,10 +227,6 @@ def _unknown(
 def _nearest_name(name: str, known: set[str], target: Target) -> tuple[str, str]:
     near = difflib.get_close_matches(name, known, 1)
     return "nearest", near[0] if near else f"{target.where(target.node)}  nothing in {target.qualname} comes near"
-
-
-def _line(text: ModuleText, line: int) -> str:
-    return f"{short(text.display)}:{line}  `{text.lines[line - 1].strip()}`"
 
 
 def _home(plan: Plan, target: Target) -> Target:
@@ -403,131 +283,3 @@ def _failure(
         target.text.display,
         line,
     )
-
-
-class ClassChain:
-    """The attributes of a class and its bases, read from their text; bases are opened only when needed."""
-
-    def __init__(self, lane: Lane, text: ModuleText, owner: ast.ClassDef | None) -> None:
-        self.lane = lane
-        self._classes: list[tuple[ModuleText, ast.ClassDef]] = [(text, owner)] if owner else []
-        self._opened = 0
-
-    @property
-    def described(self) -> str:
-        return ", ".join(node.name for _, node in self._classes) or "the class"
-
-    def has(self, name: str) -> bool:
-        """Whether the class, or a base that this lane holds, sets the attribute; a private one is the class's alone."""
-        if is_private(name):
-            return any(sets_attribute(text, node, name) for text, node in self._classes[:1])
-        # To look into a method costs more than to open a base: first into those that look as if they set it.
-        for likely in (True, False):
-            at = 0
-            while at < len(self._classes):
-                text, node = self._classes[at]
-                if sets_attribute(text, node, name, likely=likely):
-                    return True
-                at += 1
-                if at == len(self._classes):
-                    self._extend()
-        return False
-
-    def nearest(self, name: str) -> tuple[str, str]:
-        """The row of a failure for an attribute that is not there: what has almost its name."""
-        lines = {
-            found: _line(text, node.lineno)
-            for text, owner in self._classes
-            for node in ast.walk(owner)
-            for found in [getattr(node, "attr", None) or getattr(node, "name", None)]
-            if isinstance(found, str)
-            and (not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store))
-            and isinstance(node, (ast.Attribute, *Function))
-        }
-        near = difflib.get_close_matches(name, lines, 1)
-        return "nearest", lines[near[0]] if near else f"nothing in {self.described} comes near"
-
-    def _extend(self) -> None:
-        """Open the bases of the classes that were opened last."""
-        fresh, self._opened = self._classes[self._opened :], len(self._classes)
-        self._classes += [found for text, node in fresh for base in node.bases if (found := self._open(text, base))]
-
-    def _open(self, text: ModuleText, base: ast.expr) -> tuple[ModuleText, ast.ClassDef] | None:
-        base = base.value if isinstance(base, ast.Subscript) else base
-        if not isinstance(base, ast.Name):
-            return None
-        inner = (node for part in text.parts_with(base.id) for node in walk(part))
-        for node in itertools.chain(definitions(text.outline), inner):
-            if isinstance(node, ast.ClassDef) and node.name == base.id:
-                return text, node
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module.startswith("vllm"):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == base.id:
-                        other = self.lane.module(node.module)
-                        found = (
-                            [n for n in definitions(other.outline) if getattr(n, "name", "") == alias.name]
-                            if other
-                            else []
-                        )
-                        if other and found and isinstance(found[0], ast.ClassDef):
-                            return other, found[0]
-        return None
-
-
-def sets_attribute(text: ModuleText, node: ast.ClassDef, name: str, *, likely: bool = False) -> bool:
-    """Whether a class body defines a name, or a method sets that attribute on its first parameter.
-
-    Args:
-        text: The module.
-        node: The class.
-        name: The attribute.
-        likely: Whether to look only into those methods that have it on the left of a ``=``.
-    """
-    mentioned = text.lines_with(name)
-    if not mentioned:
-        return False
-    if likely:
-        mentioned = [at for at in mentioned if _gives(text.lines[at - 1], name)]
-    if id(node) not in text.members:
-        text.members[id(node)] = _members(node)
-    named, methods = text.members[id(node)]
-    if name in named:
-        return True
-    for function in methods:
-        at = bisect.bisect_left(mentioned, function.lineno)
-        if at < len(mentioned) and mentioned[at] <= (function.end_lineno or 0):
-            if id(function) not in text.sets:
-                text.fill(function)
-                text.sets[id(function)] = _set_on_self(function)
-            if name in text.sets[id(function)]:
-                return True
-    return False
-
-
-def _gives(line: str, name: str) -> bool:
-    """Whether an attribute stands on a line as if it got a value there."""
-    at = line.find(f".{name}")
-    return at >= 0 and _GIVEN.match(line, at + 1 + len(name)) is not None
-
-
-def _members(node: ast.ClassDef) -> tuple[frozenset[str], tuple[FunctionNode, ...]]:
-    """What a class body defines; and the methods that may set attributes on their first parameter."""
-    inner = list(definitions(node))
-    body = ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])
-    methods = [
-        function
-        for function in inner
-        if isinstance(function, Function)
-        and not any(getattr(d, "id", "") == "staticmethod" for d in function.decorator_list)
-    ]
-    # Most attributes are set in `__init__`: look there first.
-    methods.sort(key=lambda function: function.name != "__init__")
-    return frozenset({*stored(body), *(getattr(each, "name", "") for each in inner)}), tuple(methods)
-
-
-def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """The attributes that a method sets on its first parameter; one that is only annotated is not set."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    first = positional[0].arg if positional else None
-    found = attributes_set(function, nested=True)
-    return frozenset(node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == first)

@@ -16,10 +16,11 @@ from typing import Any
 
 from .beneath import member
 from .bound import definitions
+from .chain import sets_attribute
 from .delta import CallThrough, Override
 from .errors import Failure, PatchError
 from .feature import RuntimeClass
-from .names import owners_of, sets_attribute
+from .names import owners_of
 from .origins import MISSING, genuine, note_ours, shown
 from .plan import Plan, Step
 from .proof import compile_text, place_of, take

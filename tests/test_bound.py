@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from balance_patcher import names
 from balance_patcher.bound import attributes_set, definitions, suites_of, walk, words_at
 from balance_patcher.pattern import compile_pattern
+from balance_patcher.scope import Scope
 from balance_patcher.source import ModuleText
 from balance_patcher.targets import Function, Target
 
@@ -123,8 +123,8 @@ def target(text: str, qualname: str) -> Target:
 class TestWhatAFunctionBinds:
     """Told from its text where that leaves no room for a name, else from its symbols."""
 
-    def scope(self, text: str = TEXT, qualname: str = "C.f") -> names._Scope:
-        return names._Scope(target(text, qualname))
+    def scope(self, text: str = TEXT, qualname: str = "C.f") -> Scope:
+        return Scope(target(text, qualname))
 
     @pytest.mark.parametrize(
         ("name", "binds", "asked"),

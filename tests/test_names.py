@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from balance_patcher.chain import sets_attribute
 from balance_patcher.delta import (
     AddParameter,
     Anchor,
@@ -23,7 +24,7 @@ from balance_patcher.delta import (
 )
 from balance_patcher.errors import Failure
 from balance_patcher.feature import Feature, RuntimeClass
-from balance_patcher.names import check_names, new_names, sets_attribute
+from balance_patcher.names import check_names, new_names
 from balance_patcher.plan import Step, make_plan
 from balance_patcher.source import Lane, ModuleText
 

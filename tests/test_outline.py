@@ -13,8 +13,8 @@ import pytest
 
 import balance_patcher
 from balance_patcher.bound import definitions, stored, walk
+from balance_patcher.chain import ClassChain, sets_attribute
 from balance_patcher.errors import PatchError
-from balance_patcher.names import ClassChain, sets_attribute
 from balance_patcher.outline import Outline, outline_of
 from balance_patcher.source import DirSource, Lane, ModuleText
 from balance_patcher.targets import Target, absent, find_target

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from balance_patcher.bound import definitions
-from balance_patcher.names import ClassChain
+from balance_patcher.chain import ClassChain
 from balance_patcher.source import ModuleText
 from balance_patcher.targets import Function, FunctionNode, Target, own_nodes
 

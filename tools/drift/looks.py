@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from balance_patcher.chain import ClassChain
 from balance_patcher.check import check_feature
 from balance_patcher.errors import Failure, Outcome, PatchError
 from balance_patcher.feature import Feature
-from balance_patcher.names import ClassChain
 from balance_patcher.targets import find_target
 
 from .callees import Calls, calls_of
