@@ -107,6 +107,8 @@ class Target:
         first, text = self._own_lines
         lines = [first + text.count("\n", 0, at) for at in words_at(text, word)]
         for _, _, suite, at in self.places.values():
+            if isinstance(suite[at], SCOPES):
+                continue
             nearest = bisect.bisect_left(lines, suite[at].lineno)
             if nearest < len(lines) and lines[nearest] <= (suite[at].end_lineno or 0):
                 yield suite[at]

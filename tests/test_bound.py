@@ -111,6 +111,42 @@ def test_where_a_word_stands(text: str, at: list[int]) -> None:
     assert list(words_at(text, "max")) == at
 
 
+#: Expressions of nested scopes are none of a function's own, wherever they stand.
+SCOPES = dedent("""\
+    def f(a):
+        @wraps(a.b)
+        def g(x=a.b(), *, y: a.b = a.b[0]) -> a.b():
+            return a.b()
+
+        @wraps(a.b())
+        class C(a.b()):
+            z = a.b()
+
+        try:
+            a.b()
+        except a.b(
+            a.b
+        ):
+            (lambda: a.b())(a.b)
+        with a.b() as a.b[0]:
+            match a.b():
+                case a.b if a.b():
+                    return [a.b() for a.b in a.b() if a.b()]
+                case _:
+                    a.b(
+                        a.b()
+                    )
+""")
+
+
+def _named(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute))
+
+
+def _holds(node: ast.AST, word: str) -> bool:
+    return any(word in (getattr(part, "id", ""), getattr(part, "attr", "")) for part in ast.walk(node))
+
+
 def target(text: str, qualname: str) -> Target:
     module = ModuleText("m", "m.py", "m.py", text)
     scope, owner = module.tree, None
@@ -237,6 +273,21 @@ class TestWhatAPatternHolds:
         assert one.may_hold({"inner", "self"})
         assert not one.may_hold({"inner", "nowhere"})
         assert one.may_hold(())
+
+    @pytest.mark.parametrize("path", [*FILES[::3], None], ids=lambda path: getattr(path, "name", "made up"))
+    def test_what_stands_where_a_name_does_is_what_a_look_at_all_finds(self, path: Path | None) -> None:
+        text = path.read_text("utf-8") if path is not None else SCOPES
+        tree = ast.parse(text)
+        tops = [node for node in definitions(tree) if isinstance(node, Function)]
+        for node in (node for node in tops if [other.name for other in tops].count(node.name) == 1):
+            one = target(text, node.name)
+            for word in {n.id if isinstance(n, ast.Name) else n.attr for n, _ in one.expressions if _named(n)}:
+                for kind in (ast.Call, ast.Attribute, ast.Compare, ast.Name, ast.Subscript):
+                    holding = [(n, holder) for n, holder in one.expressions if type(n) is kind and _holds(n, word)]
+                    found = [(n, holder) for n, holder, _ in one.of_kind(kind, [word]) if _holds(n, word)]
+                    assert sorted((id(n), *map(id, h)) for n, h in found) == sorted(
+                        (id(n), *map(id, h)) for n, h in holding
+                    ), (node.name, word, kind)
 
     def test_one_with_letters_of_others_may(self) -> None:
         assert target("def f():\n    \N{LATIN SMALL LIGATURE FI}t()\n", "f").may_hold({"fit"})
