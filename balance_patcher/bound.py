@@ -93,7 +93,10 @@ def _targets(statement: ast.AST) -> Iterable[ast.expr]:
 
 def definitions(scope: ast.AST) -> Iterator[ast.AST]:
     """The classes and functions that a scope defines itself, under ``if`` and ``try`` too."""
-    for _, suite in suites_of(scope):
+    suites = [suite for _, suite in suites_of(scope)]
+    if len(suites) > 2:  # noqa: PLR2004 - handlers stand between the body and what follows it
+        suites.sort(key=lambda suite: suite[0].lineno)
+    for suite in suites:
         for child in suite:
             if isinstance(child, DEFINITIONS):
                 yield child

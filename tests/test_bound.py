@@ -94,6 +94,34 @@ def test_definitions_are_those_that_a_walk_through_all_statements_finds(path: Pa
         assert list(definitions(scope)) == list(slowly(scope))
 
 
+def test_definitions_are_told_in_the_order_of_the_text() -> None:
+    text = """
+        def a(): pass
+        try:
+            def b(): pass
+        except E:
+            def c(): pass
+        except F:
+            def d(): pass
+        else:
+            def e(): pass
+        finally:
+            def f(): pass
+        if x:
+            def g(): pass
+        elif y:
+            def h(): pass
+        else:
+            def i(): pass
+        match x:
+            case 1:
+                def j(): pass
+            case _:
+                def k(): pass
+    """
+    assert [node.name for node in definitions(ast.parse(dedent(text)))] == [*"abcdefghijk"]  # type: ignore[attr-defined]
+
+
 def test_the_suites_of_a_statement() -> None:
     (statement,) = ast.parse("try:\n    a\nexcept E:\n    b\nexcept F:\n    c\nelse:\n    d\nfinally:\n    e\n").body
     told = [(name, [ast.unparse(one) for one in suite]) for name, suite in suites_of(statement)]
