@@ -9,7 +9,7 @@ from types import MappingProxyType
 import harness
 import pytest
 
-from balance_patcher import decision, entry, guards, plugin, readback, registry, status, wanted
+from balance_patcher import decision, entry, guards, plugin, readback, registry, source, status, wanted
 from balance_patcher.decided import decided
 from balance_patcher.errors import Failure, PatchError
 from balance_patcher.installation import bound, installed, uninstall
@@ -134,7 +134,7 @@ class TestBrokenFile:
         decision.decide(harness.Loop(), harness.vllm_config(SHAPE, additional))
 
     def test_an_installed_text_that_cannot_be_read_stops_nobody(self, monkeypatch):
-        monkeypatch.setattr(decision, "InstalledSource", raising)
+        monkeypatch.setattr(source, "InstalledSource", raising)
         decision.decide(harness.Loop(), harness.vllm_config(SHAPE))
 
 
