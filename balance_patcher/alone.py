@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from types import CodeType
 
-from .bound import DEFINITIONS, definitions
+from .bound import DEFINITIONS, begins_at, definitions
 from .errors import refuse
 from .outline import FunctionNode, text_alone
 from .source import ModuleText
@@ -88,9 +88,8 @@ def span(text: ModuleText, node: FunctionNode) -> tuple[int, int]:
 
 def first_line(text: ModuleText, statement: ast.stmt) -> int:
     """The line where a statement begins, its decorators with it."""
-    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-    while decorators and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
+    first = begins_at(statement)
+    while getattr(statement, "decorator_list", ()) and not text.lines[first - 1].lstrip(" \t\f").startswith("@"):
         first -= 1
     return first
 

@@ -33,6 +33,12 @@ def children(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def begins_at(node: ast.stmt) -> int:
+    """The line of a statement, or of the first of its decorators: ``co_firstlineno`` of a definition."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
 def words_at(text: str, word: str) -> Iterator[int]:
     """Where a word stands in a text, not as a part of another; an expression for each would take longer to make."""
     at = text.find(word)

@@ -8,14 +8,13 @@ import difflib
 import itertools
 import re
 
-from .bound import attributes_set, definitions, stored, walk
+from .bound import DEFINITIONS, attributes_set, definitions, stored, walk
 from .delta import is_private
 from .source import Lane, ModuleText
 from .targets import Function, FunctionNode, short
 
 #: What follows the name of what gets a value.
 _GIVEN = re.compile(r"\s*(:[^=]*)?([-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
-_DEFINITIONS = (*Function, ast.ClassDef)
 
 
 class ClassChain:
@@ -126,7 +125,7 @@ def _gives(line: str, name: str) -> bool:
 def _members(node: ast.ClassDef) -> tuple[frozenset[str], tuple[FunctionNode, ...]]:
     """What a class body defines; and the methods that may set attributes on their first parameter."""
     inner = list(definitions(node))
-    body = ast.Module([s for s in node.body if not isinstance(s, _DEFINITIONS)], [])
+    body = ast.Module([s for s in node.body if not isinstance(s, DEFINITIONS)], [])
     methods = [
         function
         for function in inner

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from .bound import begins_at
 from .build import compile_plan
 from .compose import compose
 from .environment import entry_points, would_arm
@@ -19,7 +20,7 @@ from .errors import Failure, PatchError
 from .feature import Feature
 from .plan import Plan, make_plan
 from .probe import RANKS
-from .proof import compile_text, find_code, first_line, same_code
+from .proof import compile_text, find_code, same_code
 from .registry import find_feature
 from .report import FeatureReport, InvariantReport
 from .source import Lane
@@ -299,7 +300,7 @@ def _declared(lane: Lane, feature: Feature) -> dict[str, CodeType]:
 def _upstream(plan: Plan) -> dict[str, CodeType | None]:
     targets = {p.target.name: p.target for p in plan.placements if p.target is not None}
     return {
-        name: find_code(compile_text(t.text.text, t.text.display), t.qualname, first_line(t.node))
+        name: find_code(compile_text(t.text.text, t.text.display), t.qualname, begins_at(t.node))
         for name, t in targets.items()
     }
 

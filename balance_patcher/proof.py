@@ -158,11 +158,6 @@ def _callable(value: object) -> bool:
     return isinstance(value, classmethod) or (callable(value) and not isinstance(value, type))
 
 
-def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
-    """``co_firstlineno`` of a definition."""
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
 def prove(text: ModuleText, qualname: str, node: ast.FunctionDef | ast.AsyncFunctionDef, live: object) -> FunctionType:
     """Prove that a definition in a module's text is what a live attribute runs.
 

@@ -157,9 +157,8 @@ def _prove(plan: Plan, result: Rewrite) -> None:
     for name in plan.steps:
         if name.partition(":")[0] == module:
             # What stands outside of it is upstream's, which is proven below: it need not be parsed a second time.
-            target = plan.target(name)
-            edits = {step.delta.name for step in plan.steps[name]}
-            result.targets[name] = _alone(target, edits, result) or _in_whole(target, name, result)
+            alone = function_in(plan, name, result)
+            result.targets[name] = alone or _in_whole(plan.target(name), name, result)
     for name, found in result.targets.items():
         if not _equals_edited(plan, name, found):
             raise _unproven(result, f"the tree of {name} is not the edited tree")

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from .bound import DEFINITIONS, definitions, stored, walk, words_at
+from .bound import DEFINITIONS, begins_at, definitions, stored, walk, words_at
 from .errors import PatchError, refuse
 from .limits import SIZE_LIMIT
 from .outline import Outline, outline_of
@@ -225,8 +225,7 @@ class ModuleText:
             if isinstance(outer, ast.ClassDef):
                 yield from (*outer.decorator_list, *outer.bases, *outer.keywords)
             for node in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
-                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-                last = node.end_lineno or first
+                first, last = begins_at(node), node.end_lineno or node.lineno
                 at = bisect.bisect_left(lines, first)
                 if at < len(lines) and lines[at] <= last:
                     gaps = self._outline.gaps.values() if self._outline is not None else ()

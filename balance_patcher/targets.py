@@ -10,12 +10,11 @@ import ast
 import bisect
 import difflib
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .bound import children, definitions, suites_of, walk, words_at
+from .bound import begins_at, children, definitions, suites_of, walk, words_at
 from .errors import Failure
 from .render import head
 from .source import Lane, ModuleText
@@ -115,11 +114,8 @@ class Target:
 
     @cached_property
     def _own_lines(self) -> tuple[int, str]:
-        parts: list[ast.stmt | ast.expr] = [self.node, *self.node.decorator_list]
-        for statement in self.node.body:
-            parts += [statement, *getattr(statement, "decorator_list", ())]
-        first = min(getattr(part, "lineno", sys.maxsize) for part in parts)
-        last = max(getattr(part, "end_lineno", None) or 0 for part in parts)
+        parts: list[ast.stmt] = [self.node, *self.node.body]
+        first, last = min(map(begins_at, parts)), max(part.end_lineno or 0 for part in parts)
         return first, "".join(self.text.lines[first - 1 : last])
 
     @property

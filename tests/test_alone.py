@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from balance_patcher.alone import code_alone, span, symbols_of
-from balance_patcher.bound import children, definitions, stored, walk
+from balance_patcher.bound import begins_at, children, definitions, stored, walk
 from balance_patcher.errors import PatchError
 from balance_patcher.outline import function_alone, text_alone
-from balance_patcher.proof import compile_text, find_code, first_line, same_code
+from balance_patcher.proof import compile_text, find_code, same_code
 from balance_patcher.source import ModuleText
 
 HERE = Path(__file__).resolve().parent
@@ -72,7 +72,7 @@ def test_every_function_of_a_real_module_compiles_and_parses_as_in_the_whole(pat
     whole = compile_text(text.text, text.display)
     seen = 0
     for qualname, node in functions(text.tree):
-        expected = find_code(whole, qualname, first_line(node))
+        expected = find_code(whole, qualname, begins_at(node))
         assert expected is not None, qualname
         assert same_code(code_alone(text.tree, qualname, node, text.display), expected), qualname
         first, last = span(text, node)
@@ -154,7 +154,7 @@ def test_a_call_of_what_an_imported_module_has_is_compiled_as_in_the_module(name
     # From 3.11 the compiler makes other code of it than of a call of a method.
     text = ModuleText("m", "m.py", "m.py", f"{IMPORTS}class C:\n    def f(self):\n        return {name}.g()\n")
     node = text.tree.body[-1].body[0]  # type: ignore[attr-defined]
-    expected = find_code(compile_text(text.text, "m.py"), "C.f", first_line(node))
+    expected = find_code(compile_text(text.text, "m.py"), "C.f", begins_at(node))
     assert expected is not None
     assert same_code(code_alone(text.tree, "C.f", node, "m.py"), expected)
     if name == "other":

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 
 from balance_patcher import cli, live
+from balance_patcher.bound import begins_at
 from balance_patcher.build import compile_plan
 from balance_patcher.errors import Failure, Outcome
 from balance_patcher.live_checks import Run, compare
 from balance_patcher.plan import make_plan
 from balance_patcher.probe import FOLDER
-from balance_patcher.proof import compile_text, find_code, first_line
+from balance_patcher.proof import compile_text, find_code
 from balance_patcher.registry import find_feature
 from balance_patcher.report import FeatureReport, LaneReport
 from balance_patcher.source import DirSource, Lane
@@ -61,7 +62,7 @@ class Reports:
         self.upstream = {}
         for target in (plan.target(name) for name in plan.steps):
             module = compile_text(target.text.text, target.text.display)
-            code = find_code(module, target.qualname, first_line(target.node))
+            code = find_code(module, target.qualname, begins_at(target.node))
             assert code is not None
             self.upstream[target.name] = item(code, f"upstream ({target.text.display}:{target.node.lineno})")
 

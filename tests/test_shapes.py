@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from balance_patcher.bound import begins_at
 from balance_patcher.build import compile_plan
 from balance_patcher.plan import make_plan
-from balance_patcher.proof import compile_text, find_code, first_line
+from balance_patcher.proof import compile_text, find_code
 from balance_patcher.registry import find_feature
 from balance_patcher.source import DirSource, Lane
 from balance_patcher.through import UPSTREAM
@@ -49,7 +50,7 @@ def method(release_dir: Callable[[str], Path]) -> Callable[[str, Any], Method]:
             plan = make_plan(Lane(version, DirSource(f"dir:{root}", root)), find_feature("balance"))
             target = plan.target(HOOK)
             whole = compile_text(target.text.text, target.text.display)
-            upstream = find_code(whole, target.qualname, first_line(target.node))
+            upstream = find_code(whole, target.qualname, begins_at(target.node))
             (ours,) = [item for item in compile_plan(plan)[1] if item.target == HOOK]
             assert ours.through
             codes[version] = upstream, ours.code

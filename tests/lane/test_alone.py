@@ -5,8 +5,8 @@ import importlib
 import pytest
 
 from balance_patcher.alone import code_alone
-from balance_patcher.bound import definitions
-from balance_patcher.proof import compile_text, find_code, first_line, same_code
+from balance_patcher.bound import begins_at, definitions
+from balance_patcher.proof import compile_text, find_code, same_code
 from balance_patcher.registry import all_features
 from balance_patcher.source import InstalledSource, Lane
 
@@ -33,7 +33,7 @@ def test_every_function_compiles_as_in_its_module(name):
                 look(node, f"{outer}{node.name}.")
                 continue
             qualname = f"{outer}{node.name}"
-            expected = find_code(whole, qualname, first_line(node))
+            expected = find_code(whole, qualname, begins_at(node))
             assert same_code(code_alone(text.tree, qualname, node, text.display), expected), qualname
             seen += 1
 
